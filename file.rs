@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! An open umad file: its agents, its receive queue, its outstanding sends.
+//!
+//! Life cycle: open() makes it and enters it into its port; it ends with the close of its last
+//! descriptor. If the device goes first, the file is dead: every call says so, its agents are gone, and
+//! it keeps nothing but memory.
+//!
+//! Locking: [`UmadFile::inner`] is the file's lock, a spinlock. Handlers take it, so nothing that sleeps,
+//! copies to or from a program, or calls `ib_core` is done under it; what has a destructor that does is
+//! returned and dropped after unlocking. [`UmadFile::registering`] makes registrations of one file come
+//! one after the other; it is taken before the file's lock, and never held while a program's memory is
+//! touched.
+
+#![forbid(unsafe_code)]
+
+use crate::{
+    agents::{
+        AgentId,
+        AgentTable,
+        Evicted,
+        FileAgent,
+        Seat, //
+    },
+    chrdev::{
+        file::{
+            OpenFlags,
+            Operations,
+            Positioning, //
+        },
+        wait::{
+            new_wait_queue,
+            PollEvents,
+            PollTable,
+            WaitQueue, //
+        }, //
+    },
+    outstanding::{
+        Outstanding,
+        Room,
+        Unlisted, //
+    },
+    packet::Packet,
+    port::Port,
+    queue::RecvQueue,
+    rdma::{
+        agent::SendStatus,
+        revocable::{
+            Owner,
+            User, //
+        }, //
+    },
+    register,
+    uapi::{
+        self,
+        Layout, //
+    },
+    write, //
+};
+use kernel::{
+    device,
+    list::ListArc,
+    new_mutex,
+    new_spinlock,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        ArcBorrow,
+        Mutex,
+        SpinLock, //
+    },
+    uaccess::{
+        UserPtr,
+        UserSliceReader,
+        UserSliceWriter, //
+    }, //
+};
+
+/// What the file's lock guards.
+struct Inner {
+    /// The device is there and the file is open.
+    alive: bool,
+    layout: Layout,
+    /// An agent was registered, so the layout is settled.
+    used: bool,
+    agents: AgentTable,
+    queue: RecvQueue,
+    outstanding: Outstanding,
+}
+
+/// An open umad file.
+#[pin_data]
+pub(crate) struct UmadFile {
+    port: Arc<Port>,
+    /// The node that was opened: messages name it.
+    node: ARef<device::Device>,
+    /// Makes registrations come one after the other.
+    #[pin]
+    registering: Mutex<()>,
+    #[pin]
+    inner: SpinLock<Inner>,
+    /// Readers and pollers, waiting for a packet or for the device to go.
+    #[pin]
+    waiters: WaitQueue,
+}
+
+impl UmadFile {
+    fn new(port: Arc<Port>, node: ARef<device::Device>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                port,
+                node,
+                registering <- new_mutex!((), "UmadFile::registering"),
+                inner <- new_spinlock!(Inner {
+                    alive: true,
+                    layout: Layout::Old,
+                    used: false,
+                    agents: AgentTable::new(),
+                    queue: RecvQueue::new(),
+                    outstanding: Outstanding::new(),
+                }, "UmadFile::inner"),
+                waiters <- new_wait_queue!("UmadFile::waiters"),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// The port.
+    pub(crate) fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// The node that was opened.
+    pub(crate) fn node(&self) -> &device::Device {
+        &self.node
+    }
+
+    /// The lock that makes registrations come one after the other.
+    pub(crate) fn registering(&self) -> &Mutex<()> {
+        &self.registering
+    }
+
+    /// The header layout. Each call asks once and keeps to the answer.
+    pub(crate) fn layout(&self) -> Layout {
+        self.inner.lock().layout
+    }
+
+    /// Reserves the lowest free agent id.
+    ///
+    /// # Errors
+    ///
+    /// `EPIPE` if the device is gone, `ENOMEM` if all ids are taken.
+    pub(crate) fn reserve_seat(&self) -> Result<Seat> {
+        let mut inner = self.inner.lock();
+        if !inner.alive {
+            return Err(EPIPE);
+        }
+        inner.agents.reserve().ok_or(ENOMEM)
+    }
+
+    /// Gives a reserved id back; the agent was not registered, or is unregistered again.
+    pub(crate) fn cancel_seat(&self, seat: Seat) {
+        let mut inner = self.inner.lock();
+        inner.agents.cancel(seat);
+        let packets = inner.queue.remove_all(|packet| packet.seat() == seat);
+        drop(inner);
+        drop(packets);
+    }
+
+    /// Lets the agent of a reserved seat be used. Gives it back if the device went meanwhile.
+    pub(crate) fn publish(
+        &self,
+        seat: Seat,
+        agent: Owner<FileAgent>,
+    ) -> core::result::Result<(), Owner<FileAgent>> {
+        self.inner.lock().agents.publish(seat, agent)
+    }
+
+    /// The program knows the agent's id. The file counts as used, and if it was not before, it gets
+    /// `layout`, if there is one. Returns the layout if this was the file's first agent.
+    pub(crate) fn confirm(&self, seat: Seat, layout: Option<Layout>) -> Option<Layout> {
+        let mut inner = self.inner.lock();
+        let first = !core::mem::replace(&mut inner.used, true);
+        if let (true, Some(layout)) = (first, layout) {
+            inner.layout = layout;
+        }
+        let settled = first.then_some(inner.layout);
+        let Inner { agents, queue, .. } = &mut *inner;
+        agents.confirm(seat);
+        let stale = queue.remove_all(|packet| !agents.is_readable(packet.seat()));
+        drop(inner);
+        drop(stale);
+        settled
+    }
+
+    /// Uses the header with the P_Key index from now on.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the file had an agent already.
+    fn enable_pkey(&self) -> Result {
+        let mut inner = self.inner.lock();
+        if inner.used {
+            return Err(EINVAL);
+        }
+        inner.layout = Layout::PKeyIndex;
+        Ok(())
+    }
+
+    /// Whether `ib_mad` does RMPP for the agent with this id; `None` if there is no such agent.
+    pub(crate) fn agent_has_kernel_rmpp(&self, id: AgentId) -> Option<bool> {
+        self.inner.lock().agents.has_kernel_rmpp(id)
+    }
+
+    /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.
+    pub(crate) fn agent(&self, id: AgentId) -> Option<(User<FileAgent>, Seat)> {
+        self.inner.lock().agents.get(id)
+    }
+
+    /// Takes an agent out of the table; the caller is to retire it.
+    pub(crate) fn take_agent(&self, id: AgentId) -> Option<Owner<FileAgent>> {
+        self.inner.lock().agents.take(id)
+    }
+
+    /// Takes the agent of a seat out of the table, and its packets out of the queue.
+    pub(crate) fn take_seat(&self, seat: Seat) -> Option<Owner<FileAgent>> {
+        let mut inner = self.inner.lock();
+        let agent = inner.agents.take_seat(seat);
+        let packets = inner.queue.remove_all(|packet| packet.seat() == seat);
+        drop(inner);
+        drop(packets);
+        agent
+    }
+
+    /// Makes a send outstanding, before it is posted.
+    ///
+    /// With `refuse_duplicate`, a send with the same key that is outstanding already is an error; with
+    /// `list`, the send is listed until it is done.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a duplicate.
+    pub(crate) fn begin_send(
+        &self,
+        send: &Packet,
+        room: Option<Room>,
+        refuse_duplicate: bool,
+    ) -> Result {
+        let Some(key) = send.key() else {
+            return Err(EINVAL);
+        };
+        let mut inner = self.inner.lock();
+        if refuse_duplicate && inner.outstanding.contains(key) {
+            drop(inner);
+            drop(room);
+            return Err(EINVAL);
+        }
+        if let Some(room) = room {
+            inner.outstanding.insert(*key, room);
+            send.set_outstanding(true);
+        }
+        Ok(())
+    }
+
+    /// A send was refused by `ib_mad`.
+    pub(crate) fn abort_send(&self, send: &Packet) {
+        let mut inner = self.inner.lock();
+        let unlisted = inner.end_send(send);
+        drop(inner);
+        drop(unlisted);
+    }
+
+    /// A send is completed. Called by handlers.
+    pub(crate) fn complete_send(&self, send: Arc<Packet>, status: SendStatus) {
+        // The send came back from `ib_mad`, and nobody else had a reference to it.
+        let Some(packet) = Arc::into_unique_or_drop(send) else {
+            return;
+        };
+        let packet = ListArc::from(packet);
+        let mut inner = self.inner.lock();
+        let unlisted = inner.end_send(&packet);
+        let rejected = if status == SendStatus::TimedOut && inner.agents.is_seated(packet.seat()) {
+            inner.queue.push(packet);
+            None
+        } else {
+            Some(packet)
+        };
+        drop(inner);
+        if rejected.is_none() {
+            self.waiters.wake_all();
+        }
+        drop(rejected);
+        drop(unlisted);
+    }
+
+    /// A MAD was received; `request` is the send that it is the response to. Called by handlers.
+    pub(crate) fn queue_received(&self, packet: ListArc<Packet>, request: Option<&Packet>) {
+        let mut inner = self.inner.lock();
+        let unlisted = request.map(|request| inner.end_send(request));
+        let rejected = if inner.agents.is_seated(packet.seat()) && !inner.queue.is_full() {
+            inner.queue.push(packet);
+            None
+        } else {
+            Some(packet)
+        };
+        drop(inner);
+        if rejected.is_none() {
+            self.waiters.wake_all();
+        }
+        drop(rejected);
+        drop(unlisted);
+    }
+
+    /// Takes the oldest packet, if there is one or nothing is to be waited for.
+    fn try_take_packet(&self) -> Option<Result<ListArc<Packet>>> {
+        let mut inner = self.inner.lock();
+        if !inner.alive {
+            return Some(Err(EIO));
+        }
+        inner.queue.pop().map(Ok)
+    }
+
+    /// Takes the oldest packet, waits for one if need be.
+    fn take_packet(&self, flags: OpenFlags) -> Result<ListArc<Packet>> {
+        if flags.nonblocking() {
+            return self.try_take_packet().unwrap_or(Err(EAGAIN));
+        }
+        self.waiters.wait_until(|| self.try_take_packet())?
+    }
+
+    /// Puts back a packet that could not be copied to its reader.
+    fn put_back_packet(&self, packet: ListArc<Packet>) {
+        let mut inner = self.inner.lock();
+        if !inner.agents.is_readable(packet.seat()) {
+            drop(inner);
+            drop(packet);
+            return;
+        }
+        inner.queue.put_back(packet);
+        drop(inner);
+        self.waiters.wake_all();
+    }
+
+    /// The device is gone, or the file is closed: ends everything of the file. Sleeps until the last
+    /// handler has returned, and no writer is in the middle of a send.
+    pub(crate) fn retire_agents(agents: Evicted) {
+        for agent in agents.into_iter().flatten() {
+            agent.retire();
+        }
+    }
+
+    /// Lets nothing happen in the file any more, and wakes everybody. Returns the agents, which the
+    /// caller is to retire.
+    pub(crate) fn shut(&self) -> Evicted {
+        let mut inner = self.inner.lock();
+        inner.alive = false;
+        let agents = inner.agents.evict();
+        let packets = inner.queue.take();
+        drop(inner);
+        self.waiters.wake_all();
+        drop(packets);
+        agents
+    }
+}
+
+impl Inner {
+    /// Ends a send for those who ask whether it is outstanding.
+    fn end_send(&mut self, send: &Packet) -> Option<Unlisted> {
+        let key = send.key()?;
+        if !send.is_outstanding() {
+            return None;
+        }
+        send.set_outstanding(false);
+        Some(self.outstanding.remove(key))
+    }
+}
+
+#[vtable]
+impl Operations for UmadFile {
+    type Data = Arc<Port>;
+    type File = Arc<UmadFile>;
+
+    const POSITIONING: Positioning = Positioning::Stream;
+
+    /// Errors: `ENXIO` if the device is gone, `EPERM` if the caller's network namespace may not use it,
+    /// `ENOMEM`.
+    fn open(port: &Arc<Port>, node: &device::Device, _flags: OpenFlags) -> Result<Arc<Self>> {
+        let device = port.device().ok_or(ENXIO)?;
+        if !device.accessible_from_current_netns() {
+            return Err(EPERM);
+        }
+        let file = Self::new(port.clone(), node.into())?;
+        port.enter(&file)?;
+        Ok(file)
+    }
+
+    fn release(file: Arc<Self>) {
+        file.port.leave(&file);
+        Self::retire_agents(file.shut());
+    }
+
+    /// Errors: `EINVAL` if there is no room for a header, or not for the packet; `EIO` if the device is
+    /// gone; `EAGAIN`; `ERESTARTSYS`; and see [`Packet::copy_to`].
+    fn read(file: ArcBorrow<'_, Self>, flags: OpenFlags, buf: UserSliceWriter) -> Result<usize> {
+        let layout = file.layout();
+        if buf.len() < layout.header_len() {
+            return Err(EINVAL);
+        }
+        let packet = file.take_packet(flags)?;
+        let copied = packet.copy_to(buf, layout);
+        if copied.is_err() {
+            file.put_back_packet(packet);
+        }
+        copied
+    }
+
+    fn write(file: ArcBorrow<'_, Self>, buf: UserSliceReader) -> Result<usize> {
+        write::write(&file, buf)
+    }
+
+    fn poll(file: ArcBorrow<'_, Self>, table: &PollTable<'_>) -> PollEvents {
+        table.register(&file.waiters);
+        let inner = file.inner.lock();
+        if !inner.alive {
+            PollEvents::ERROR
+        } else if inner.queue.is_empty() {
+            PollEvents::WRITABLE
+        } else {
+            PollEvents::WRITABLE.and(PollEvents::READABLE)
+        }
+    }
+
+    /// Errors: `ENOTTY` for an unknown number, and see [`register`].
+    fn ioctl(file: ArcBorrow<'_, Self>, cmd: u32, arg: UserPtr) -> Result {
+        match cmd {
+            uapi::REGISTER_AGENT => register::register_agent(file.into(), arg),
+            uapi::REGISTER_AGENT2 => register::register_agent2(file.into(), arg),
+            uapi::UNREGISTER_AGENT => register::unregister_agent(&file, arg),
+            uapi::ENABLE_PKEY => file.enable_pkey(),
+            _ => Err(ENOIOCTLCMD),
+        }
+    }
+}

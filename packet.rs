@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Packets: what a read() returns.
+//!
+//! A packet is a received MAD, or a MAD that was sent and got no response in time. A send is made as a
+//! packet when it is written, so that the report of its timeout needs no memory later; the packet goes
+//! with the send through `ib_mad` and comes back with its completion.
+//!
+//! A packet is owned by one of: the writer, `ib_mad` (a send that is not completed), the receive queue,
+//! a reader.
+
+#![forbid(unsafe_code)]
+
+use crate::{
+    agents::Seat,
+    outstanding::SendKey,
+    rdma::{
+        mad::{
+            self,
+            MadHeader,
+            MAD_HDR_LEN, //
+        },
+        recv::{
+            RecvInfo,
+            RecvMad, //
+        }, //
+    },
+    uapi::{
+        Layout,
+        PacketHeader,
+        STATUS_TIMED_OUT, //
+    }, //
+};
+use kernel::{
+    list::{
+        impl_list_arc_safe,
+        impl_list_item,
+        ListArc,
+        ListLinks, //
+    },
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
+    },
+    uaccess::UserSliceWriter, //
+};
+
+/// A MAD that was written to be sent.
+pub(crate) struct SentMad {
+    /// Its header, with the transaction id that it was sent with.
+    header: MadHeader,
+    /// What it is known by among the outstanding sends.
+    key: SendKey,
+}
+
+enum Body {
+    Received(RecvMad),
+    Sent(SentMad),
+}
+
+/// A packet.
+#[pin_data]
+pub(crate) struct Packet {
+    #[pin]
+    links: ListLinks,
+    /// Position in the receive queue, once it was there.
+    position: Atomic<u64>,
+    /// Whether the outstanding sends count this one. Changed under the file's lock only.
+    outstanding: Atomic<bool>,
+    seat: Seat,
+    header: PacketHeader,
+    body: Body,
+}
+
+impl_list_arc_safe! {
+    impl ListArcSafe<0> for Packet { untracked; }
+}
+impl_list_item! {
+    impl ListItem<0> for Packet { using ListLinks { self.links }; }
+}
+
+impl Packet {
+    fn new(seat: Seat, header: PacketHeader, body: Body) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            links <- ListLinks::new(),
+            position: Atomic::new(0),
+            outstanding: Atomic::new(false),
+            seat,
+            header,
+            body,
+        })
+    }
+
+    /// Makes a packet of a received MAD. On RoCE this may sleep, see [`RecvInfo::global`].
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, or that there is no way back to the sender; the MAD is freed.
+    pub(crate) fn received(seat: Seat, mad: RecvMad, info: &RecvInfo<'_>) -> Result<ListArc<Self>> {
+        let global = info.global()?;
+        let header = PacketHeader {
+            id: seat.id().as_u32(),
+            status: 0,
+            timeout_ms: 0,
+            retries: 0,
+            // Depends on the reader's layout, see `copy_to`.
+            length: 0,
+            qpn_be: info.src_qp().to_be(),
+            qkey_be: 0,
+            lid_be: info.slid().to_be(),
+            sl: info.sl(),
+            path_bits: info.path_bits(),
+            grh_present: u8::from(global.is_some()),
+            gid_index: global.map_or(0, |g| g.gid_index),
+            hop_limit: global.map_or(0, |g| g.hop_limit),
+            traffic_class: global.map_or(0, |g| g.traffic_class),
+            gid: global.map_or([0; 16], |g| g.gid),
+            flow_label_be: global.map_or(0, |g| g.flow_label).to_be(),
+            pkey_index: info.pkey_index(),
+            reserved: [0; 6],
+        };
+        ListArc::pin_init(Self::new(seat, header, Body::Received(mad)), GFP_KERNEL)
+    }
+
+    /// Makes a packet of a send. `header` is what the writer wrote, `mad` what goes onto the wire.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn sent(
+        seat: Seat,
+        header: PacketHeader,
+        mad: MadHeader,
+        key: SendKey,
+    ) -> Result<Arc<Self>> {
+        let header = PacketHeader {
+            status: STATUS_TIMED_OUT,
+            ..header
+        };
+        let body = Body::Sent(SentMad { header: mad, key });
+        Arc::pin_init(Self::new(seat, header, body), GFP_KERNEL_ACCOUNT)
+    }
+
+    /// The agent that the packet belongs to.
+    pub(crate) fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    /// What a send is known by. `None` for a received MAD.
+    pub(crate) fn key(&self) -> Option<&SendKey> {
+        match &self.body {
+            Body::Sent(sent) => Some(&sent.key),
+            Body::Received(_) => None,
+        }
+    }
+
+    /// Position in the receive queue.
+    pub(crate) fn position(&self) -> u64 {
+        self.position.load(Relaxed)
+    }
+
+    /// Sets the position in the receive queue. Under the file's lock.
+    pub(crate) fn set_position(&self, position: u64) {
+        self.position.store(position, Relaxed);
+    }
+
+    /// Whether the send counts as outstanding. Under the file's lock.
+    pub(crate) fn is_outstanding(&self) -> bool {
+        self.outstanding.load(Relaxed)
+    }
+
+    /// Says whether the send counts as outstanding. Under the file's lock.
+    pub(crate) fn set_outstanding(&self, outstanding: bool) {
+        self.outstanding.store(outstanding, Relaxed);
+    }
+
+    /// Copies the packet to a reader, returns the number of bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `buf` has no room for the header and the first segment, and is left alone then;
+    /// `ENOSPC` if it has, but not for the whole message: header and first segment are copied, and the
+    /// header tells the length; `EFAULT`.
+    pub(crate) fn copy_to(&self, buf: UserSliceWriter, layout: Layout) -> Result<usize> {
+        match &self.body {
+            Body::Received(mad) => self.copy_received(mad, buf, layout),
+            Body::Sent(sent) => self.copy_sent(sent, buf, layout),
+        }
+    }
+
+    fn copy_received(
+        &self,
+        mad: &RecvMad,
+        mut to: UserSliceWriter,
+        layout: Layout,
+    ) -> Result<usize> {
+        let len = mad.len();
+        let first_len = len.min(mad.segment_len());
+        // OVERFLOW: A message is at most 2^31 bytes long.
+        let total = layout.header_len() + len;
+        if to.len() < layout.header_len() + first_len {
+            return Err(EINVAL);
+        }
+        let whole = to.len() >= total;
+        let header = PacketHeader {
+            length: u32::try_from(total).unwrap_or(u32::MAX),
+            ..self.header
+        };
+        write_header(&mut to, &header, layout)?;
+        to.write_slice(mad.first_segment().get(..first_len).ok_or(EIO)?)?;
+        if !whole {
+            return Err(ENOSPC);
+        }
+        let mut left = len - first_len;
+        if left > 0 {
+            let skip = mad::class_header_len(mad.header().mgmt_class());
+            for segment in mad.more_segments() {
+                let data = segment.get(skip..).unwrap_or(&[]);
+                let data = data.get(..left).unwrap_or(data);
+                to.write_slice(data)?;
+                left -= data.len();
+                if left == 0 {
+                    break;
+                }
+            }
+            // `ib_mad` counts the length from the segments.
+            if left > 0 {
+                return Err(EIO);
+            }
+        }
+        Ok(total)
+    }
+
+    fn copy_sent(&self, sent: &SentMad, mut to: UserSliceWriter, layout: Layout) -> Result<usize> {
+        let total = layout.header_len() + MAD_HDR_LEN;
+        if to.len() < total {
+            return Err(EINVAL);
+        }
+        write_header(&mut to, &self.header, layout)?;
+        to.write_slice(sent.header.as_bytes())?;
+        Ok(total)
+    }
+}
+
+/// Writes as much of the header as the layout has.
+fn write_header(to: &mut UserSliceWriter, header: &PacketHeader, layout: Layout) -> Result {
+    to.write_slice(header.as_bytes().get(..layout.header_len()).ok_or(EINVAL)?)
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Userspace access to InfiniBand management datagrams (MADs): `ib_umad`.
+//!
+//! For each port of each RDMA device that does MADs there is a character device `umadN`, through which
+//! programs register MAD agents, send MADs and receive them; and, where the port has a subnet management
+//! interface, a device `issmN`, which marks the port as a subnet manager's while it is held open. The
+//! user ABI is that of `include/uapi/rdma/ib_user_mad.h`; `Documentation/userspace-mad.rst` tells it all.
+//!
+//! # Layers
+//!
+//! The driver, which is this file and those beside it, stands on the abstractions [`rdma`] and
+//! [`chrdev`], and those on generated [`bindings`]. Only the abstractions have unsafe code.
+//!
+//! # The life of a device
+//!
+//! `ib_core` calls the client in [`port`] with a new device. Each of its ports gets the lowest free
+//! number N ([`numbers`]), a node umadN ([`file`]) and perhaps a node issmN ([`issm`]), with attributes
+//! ([`sysfs`]) that can be read before anybody is told of the node. When the device goes, the nodes go,
+//! nobody gets at the device any more, all who wait on it are woken with an error, every agent is
+//! unregistered, and then the removal goes on. Files that are still open keep their memory only.
+//!
+//! # The life of a file
+//!
+//! open() makes a [`file::UmadFile`] and enters it into its port. ioctls register agents ([`register`]),
+//! which have seats in the file's table ([`agents`]). write() copies a MAD, borrows its agent, makes an
+//! address handle and a send buffer, and posts it ([`write`]); from then on the send belongs to
+//! `ib_mad`, and is listed among the outstanding ones ([`outstanding`]). Received MADs, and sends that
+//! nobody answered, become packets ([`packet`]) in the file's queue ([`queue`]), which read() copies out.
+//! The close of the last descriptor retires the agents and drops what is queued.
+//!
+//! # Locks
+//!
+//! In the order in which they may be taken:
+//!
+//! 1. `UmadFile::registering` (mutex, one for each file): registering and unregistering an agent.
+//! 2. `Port::files` (spinlock, one for each port): the files that are open.
+//! 3. `UmadFile::inner` (spinlock, one for each file): agents, queue, outstanding sends, layout, life.
+//! 4. `rdma::Device::live` (spinlock, one for each device) and `IsSm::held` (spinlock, one for each port).
+//! 5. The locks inside wait queues.
+//!
+//! `Numbers::used` (mutex) is taken with no other held. 2 to 4 are in fact never held together.
+//!
+//! The rule that makes one process harmless to all others: no lock that a handler of `ib_mad` takes (3),
+//! and none that another file or open() needs (2 to 4), is held while a program's memory is touched, an
+//! address handle made, an agent registered or unregistered, or a send posted. Nor is an agent borrowed,
+//! or a send buffer held, while a program's memory is touched: the removal of a device waits for those.
+//! And nothing with a destructor that calls `ib_core` is dropped under a lock.
+
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod agents;
+mod bindings;
+mod chrdev;
+mod compat;
+mod file;
+mod issm;
+mod numbers;
+mod outstanding;
+mod packet;
+mod port;
+mod queue;
+mod rdma;
+mod register;
+mod sysfs;
+mod uapi;
+mod write;
+
+use chrdev::class::{
+    Class,
+    ClassSpec, //
+};
+use kernel::prelude::*;
+use rdma::client::{
+    AliasRegistration,
+    Registration, //
+};
+
+module! {
+    type: UmadModule,
+    name: "ib_umad",
+    authors: ["The umad-rs developers"],
+    description: "InfiniBand userspace MAD packet access",
+    license: "Dual BSD/GPL",
+    alias: ["rdma-client-umad", "rdma-client-issm"],
+}
+
+/// The module.
+///
+/// DROP ORDER: the alias answers out of the client's data.
+struct UmadModule {
+    _issm: AliasRegistration<port::IssmAlias>,
+    _umad: Registration<port::UmadClient>,
+}
+
+impl kernel::Module for UmadModule {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        let numbers = numbers::Numbers::register(sysfs::UmadClass::NAME)?;
+        let class =
+            Class::register().inspect_err(|_| pr_err!("cannot make the class infiniband_mad\n"))?;
+        let umad = Registration::new(port::Context { class, numbers })?;
+        let issm = AliasRegistration::new(&umad)?;
+        Ok(Self {
+            _issm: issm,
+            _umad: umad,
+        })
+    }
+}
