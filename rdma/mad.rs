@@ -80,7 +80,7 @@ pub(crate) fn is_rmpp_class(mgmt_class: u8) -> bool {
     unsafe { bindings::ib_is_mad_class_rmpp(mgmt_class) != 0 }
 }
 
-/// Bytes of all headers of a MAD of the class: where its data begins. 24, 36, 40 or 56, or 64.
+/// Bytes of all headers of a MAD of the class: where its data begins. 24, 40, 56 or 64.
 pub(crate) fn class_header_len(mgmt_class: u8) -> usize {
     // SAFETY: The function only compares numbers.
     let len = unsafe { bindings::ib_get_mad_data_offset(mgmt_class) };
