@@ -75,6 +75,11 @@ impl AgentId {
     pub(crate) fn as_u32(self) -> u32 {
         u32::from(self.0)
     }
+
+    /// The number, as an index.
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
 }
 
 /// An agent's place: its id, and which of all registrations had it.
@@ -88,6 +93,11 @@ impl Seat {
     /// The agent's id.
     pub(crate) fn id(self) -> AgentId {
         self.id
+    }
+
+    /// Whether the agent had its id before `other` got it.
+    pub(crate) fn precedes(self, other: Seat) -> bool {
+        self.id == other.id && self.registration < other.registration
     }
 }
 
@@ -129,11 +139,11 @@ impl AgentTable {
     }
 
     fn slot(&self, id: AgentId) -> Option<&Slot> {
-        self.slots.get(usize::from(id.0))
+        self.slots.get(id.index())
     }
 
     fn slot_mut(&mut self, id: AgentId) -> Option<&mut Slot> {
-        self.slots.get_mut(usize::from(id.0))
+        self.slots.get_mut(id.index())
     }
 
     /// Reserves the lowest free id; `None` if there is none.

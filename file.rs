@@ -10,7 +10,7 @@
 //! copies to or from a program, or calls `ib_core` is done under it; what has a destructor that does is
 //! returned and dropped after unlocking. [`UmadFile::registering`] makes registrations of one file come
 //! one after the other; it is taken before the file's lock, and never held while a program's memory is
-//! touched.
+//! touched. [`UmadFile::sieving`] comes between the two.
 
 #![forbid(unsafe_code)]
 
@@ -42,7 +42,10 @@ use crate::{
     },
     packet::Packet,
     port::Port,
-    queue::RecvQueue,
+    queue::{
+        Next,
+        RecvQueue, //
+    },
     rdma::{
         agent::SendStatus,
         revocable::{
@@ -98,6 +101,9 @@ pub(crate) struct UmadFile {
     /// Makes registrations come one after the other.
     #[pin]
     registering: Mutex<()>,
+    /// Held while the queue is lent out to be sieved.
+    #[pin]
+    sieving: Mutex<()>,
     #[pin]
     inner: SpinLock<Inner>,
     /// Readers and pollers, waiting for a packet or for the device to go.
@@ -112,6 +118,7 @@ impl UmadFile {
                 port,
                 node,
                 registering <- new_mutex!((), "UmadFile::registering"),
+                sieving <- new_mutex!((), "UmadFile::sieving"),
                 inner <- new_spinlock!(Inner {
                     alive: true,
                     layout: Layout::Old,
@@ -161,11 +168,8 @@ impl UmadFile {
 
     /// Gives a reserved id back; the agent was not registered, or is unregistered again.
     pub(crate) fn cancel_seat(&self, seat: Seat) {
-        let mut inner = self.inner.lock();
-        inner.agents.cancel(seat);
-        let packets = inner.queue.remove_all(|packet| packet.seat() == seat);
-        drop(inner);
-        drop(packets);
+        self.inner.lock().agents.cancel(seat);
+        self.drop_packets(seat.id(), |packet| packet.seat() == seat);
     }
 
     /// Lets the agent of a reserved seat be used. Gives it back if the device went meanwhile.
@@ -186,11 +190,9 @@ impl UmadFile {
             inner.layout = layout;
         }
         let settled = first.then_some(inner.layout);
-        let Inner { agents, queue, .. } = &mut *inner;
-        agents.confirm(seat);
-        let stale = queue.remove_all(|packet| !agents.is_readable(packet.seat()));
+        inner.agents.confirm(seat);
         drop(inner);
-        drop(stale);
+        self.drop_packets(seat.id(), |packet| packet.seat().precedes(seat));
         settled
     }
 
@@ -225,12 +227,21 @@ impl UmadFile {
 
     /// Takes the agent of a seat out of the table, and its packets out of the queue.
     pub(crate) fn take_seat(&self, seat: Seat) -> Option<Owner<FileAgent>> {
-        let mut inner = self.inner.lock();
-        let agent = inner.agents.take_seat(seat);
-        let packets = inner.queue.remove_all(|packet| packet.seat() == seat);
-        drop(inner);
-        drop(packets);
+        let agent = self.inner.lock().agents.take_seat(seat);
+        self.drop_packets(seat.id(), |packet| packet.seat() == seat);
         agent
+    }
+
+    /// Drops those unread packets of an agent id that `which` says.
+    fn drop_packets(&self, id: AgentId, which: impl Fn(&Packet) -> bool) {
+        let _one_at_a_time = self.sieving.lock();
+        // The guard of a lock lives to the end of the statement, so the statement ends here.
+        let sieve = self.inner.lock().queue.begin_sieve(id);
+        let Some(mut sieve) = sieve else { return };
+        sieve.remove_all(which);
+        let removed = self.inner.lock().queue.end_sieve(sieve);
+        self.waiters.wake_all();
+        drop(removed);
     }
 
     /// Makes a send outstanding, before it is posted.
@@ -312,21 +323,34 @@ impl UmadFile {
         drop(unlisted);
     }
 
-    /// Takes the oldest packet, if there is one or nothing is to be waited for.
-    fn try_take_packet(&self) -> Option<Result<ListArc<Packet>>> {
+    /// Takes the oldest packet, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the device is gone.
+    fn try_take_packet(&self) -> Result<Next> {
         let mut inner = self.inner.lock();
         if !inner.alive {
-            return Some(Err(EIO));
+            return Err(EIO);
         }
-        inner.queue.pop().map(Ok)
+        Ok(inner.queue.pop())
     }
 
     /// Takes the oldest packet, waits for one if need be.
     fn take_packet(&self, flags: OpenFlags) -> Result<ListArc<Packet>> {
-        if flags.nonblocking() {
-            return self.try_take_packet().unwrap_or(Err(EAGAIN));
+        while flags.nonblocking() {
+            match self.try_take_packet()? {
+                Next::Packet(packet) => return Ok(packet),
+                Next::Empty => return Err(EAGAIN),
+                // Nothing is not known to be there: wait until it is.
+                Next::Sieved => drop(self.sieving.lock()),
+            }
         }
-        self.waiters.wait_until(|| self.try_take_packet())?
+        self.waiters.wait_until(|| match self.try_take_packet() {
+            Ok(Next::Packet(packet)) => Some(Ok(packet)),
+            Ok(Next::Empty | Next::Sieved) => None,
+            Err(e) => Some(Err(e)),
+        })?
     }
 
     /// Puts back a packet that could not be copied to its reader.

@@ -11,7 +11,11 @@
 
 #![forbid(unsafe_code)]
 
-use crate::packet::Packet;
+use crate::{
+    agents::AgentId,
+    packet::Packet,
+    uapi::MAX_AGENTS, //
+};
 use kernel::list::{
     List,
     ListArc, //
@@ -21,15 +25,28 @@ use kernel::list::{
 /// their number is bounded by the sends that the file has outstanding.
 pub(crate) const MAX_UNREAD: usize = 200_000;
 
+/// What there is to read.
+pub(crate) enum Next {
+    /// The oldest packet.
+    Packet(ListArc<Packet>),
+    /// Nothing.
+    Empty,
+    /// A [`Sieve`] has the packets just now.
+    Sieved,
+}
+
 /// Unread packets, in the order in which they came.
 ///
 /// # Invariants
 ///
-/// `len` is the number of packets in `packets`, whose positions increase.
+/// `len` and `by_agent` count the packets in `packets` and in the [`Sieve`], if there is one. Positions
+/// increase.
 pub(crate) struct RecvQueue {
     packets: List<Packet>,
     len: usize,
+    by_agent: [usize; MAX_AGENTS],
     next_position: u64,
+    sieved: bool,
 }
 
 impl RecvQueue {
@@ -39,11 +56,13 @@ impl RecvQueue {
         Self {
             packets: List::new(),
             len: 0,
+            by_agent: [0; MAX_AGENTS],
             next_position: 0,
+            sieved: false,
         }
     }
 
-    /// Whether there is nothing to read.
+    /// Whether there is nothing to read. While packets are sieved, that is not known: some may stay.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -58,53 +77,151 @@ impl RecvQueue {
         packet.set_position(self.next_position);
         // INVARIANT: The position is higher than all before.
         self.next_position += 1;
-        self.len += 1;
+        self.count(&packet);
         self.packets.push_back(packet);
     }
 
     /// Takes the oldest packet.
-    pub(crate) fn pop(&mut self) -> Option<ListArc<Packet>> {
-        let packet = self.packets.pop_front()?;
-        self.len -= 1;
-        Some(packet)
+    pub(crate) fn pop(&mut self) -> Next {
+        if self.sieved {
+            return Next::Sieved;
+        }
+        match self.packets.pop_front() {
+            Some(packet) => {
+                self.discount(&packet);
+                Next::Packet(packet)
+            }
+            None => Next::Empty,
+        }
     }
 
     /// Puts a packet back to where [`RecvQueue::pop`] took it from.
     pub(crate) fn put_back(&mut self, packet: ListArc<Packet>) {
-        let mut cursor = self.packets.cursor_front();
-        // Only packets that were put back, too, can be before it: few.
-        while cursor
-            .peek_next()
-            .is_some_and(|next| next.position() < packet.position())
-        {
-            cursor.move_next();
-        }
-        // INVARIANT: All before the cursor have lower positions, all behind it higher ones.
-        cursor.insert(packet);
-        self.len += 1;
+        self.count(&packet);
+        // INVARIANT: It comes between those with lower and those with higher positions.
+        insert(&mut self.packets, packet);
     }
 
-    /// Takes out every packet that `which` says.
-    pub(crate) fn remove_all(&mut self, which: impl Fn(&Packet) -> bool) -> List<Packet> {
-        let mut removed = List::new();
-        let mut cursor = self.packets.cursor_front();
+    /// Takes out all packets for good.
+    pub(crate) fn take(&mut self) -> List<Packet> {
+        // INVARIANT: What a sieve has is not counted any more, and is dropped with it.
+        self.len = 0;
+        self.by_agent = [0; MAX_AGENTS];
+        self.sieved = false;
+        core::mem::replace(&mut self.packets, List::new())
+    }
+
+    /// Lends all packets out, to look through them without the lock; `None` if none is of the agent
+    /// id, or the queue is lent out already.
+    pub(crate) fn begin_sieve(&mut self, id: AgentId) -> Option<Sieve> {
+        if self.sieved || self.by_agent(id) == 0 {
+            return None;
+        }
+        self.sieved = true;
+        Some(Sieve {
+            id,
+            count: 0,
+            kept: core::mem::replace(&mut self.packets, List::new()),
+            removed: List::new(),
+        })
+    }
+
+    /// Takes back what a sieve has kept. Returns what it has not.
+    pub(crate) fn end_sieve(&mut self, sieve: Sieve) -> List<Packet> {
+        let Sieve {
+            id,
+            mut kept,
+            mut removed,
+            count,
+        } = sieve;
+        if !core::mem::replace(&mut self.sieved, false) {
+            // The queue was taken meanwhile: the file is closed or its device gone.
+            removed.push_all_back(&mut kept);
+            return removed;
+        }
+        self.len -= count;
+        if let Some(of_agent) = self.by_agent.get_mut(id.index()) {
+            *of_agent -= count;
+        }
+        // What came meanwhile is new, but for what was put back: that is older, and stands first.
+        let mut newer = core::mem::replace(&mut self.packets, kept);
+        let last = self
+            .packets
+            .cursor_back()
+            .peek_prev()
+            .map(|last| last.position());
+        while let Some(packet) = newer.pop_front() {
+            if last.is_some_and(|last| packet.position() < last) {
+                insert(&mut self.packets, packet);
+            } else {
+                self.packets.push_back(packet);
+                break;
+            }
+        }
+        self.packets.push_all_back(&mut newer);
+        removed
+    }
+
+    fn by_agent(&self, id: AgentId) -> usize {
+        self.by_agent.get(id.index()).copied().unwrap_or(0)
+    }
+
+    fn count(&mut self, packet: &Packet) {
+        self.len += 1;
+        if let Some(count) = self.by_agent.get_mut(packet.seat().id().index()) {
+            *count += 1;
+        }
+    }
+
+    fn discount(&mut self, packet: &Packet) {
+        self.len -= 1;
+        if let Some(count) = self.by_agent.get_mut(packet.seat().id().index()) {
+            *count -= 1;
+        }
+    }
+}
+
+/// Inserts a packet by its position, which is lower than that of most.
+fn insert(packets: &mut List<Packet>, packet: ListArc<Packet>) {
+    let mut cursor = packets.cursor_front();
+    while cursor
+        .peek_next()
+        .is_some_and(|next| next.position() < packet.position())
+    {
+        cursor.move_next();
+    }
+    cursor.insert(packet);
+}
+
+/// All packets of a queue, lent out: looking through 200,000 of them under the file's lock would keep
+/// the port's receive handler waiting. Readers wait for it.
+#[must_use = "to be given back"]
+///
+/// # Invariants
+///
+/// `count` is the number of packets in `removed`, all of which are of the agent id `id`.
+pub(crate) struct Sieve {
+    id: AgentId,
+    kept: List<Packet>,
+    removed: List<Packet>,
+    count: usize,
+}
+
+impl Sieve {
+    /// Removes every packet of the agent id that `which` says.
+    pub(crate) fn remove_all(&mut self, which: impl Fn(&Packet) -> bool) {
+        let mut cursor = self.kept.cursor_front();
         loop {
             let Some(next) = cursor.peek_next() else {
                 break;
             };
-            if which(&next) {
-                self.len -= 1;
-                removed.push_back(next.remove());
+            if next.seat().id() == self.id && which(&next) {
+                // INVARIANT: One more, of the same id.
+                self.count += 1;
+                self.removed.push_back(next.remove());
             } else {
                 cursor.move_next();
             }
         }
-        removed
-    }
-
-    /// Takes out all packets.
-    pub(crate) fn take(&mut self) -> List<Packet> {
-        self.len = 0;
-        core::mem::replace(&mut self.packets, List::new())
     }
 }

@@ -34,15 +34,16 @@
 //! In the order in which they may be taken:
 //!
 //! 1. `UmadFile::registering` (mutex, one for each file): registering and unregistering an agent.
-//! 2. `Port::files` (spinlock, one for each port): the files that are open.
-//! 3. `UmadFile::inner` (spinlock, one for each file): agents, queue, outstanding sends, layout, life.
-//! 4. `rdma::Device::live` (spinlock, one for each device) and `IsSm::held` (spinlock, one for each port).
-//! 5. The locks inside wait queues.
+//! 2. `UmadFile::sieving` (mutex, one for each file): looking through the queue for packets to drop.
+//! 3. `Port::files` (spinlock, one for each port): the files that are open.
+//! 4. `UmadFile::inner` (spinlock, one for each file): agents, queue, outstanding sends, layout, life.
+//! 5. `rdma::Device::live` (spinlock, one for each device) and `IsSm::held` (spinlock, one for each port).
+//! 6. The locks inside wait queues.
 //!
-//! `Numbers::used` (mutex) is taken with no other held. 2 to 4 are in fact never held together.
+//! `Numbers::used` (mutex) is taken with no other held. 3 to 5 are in fact never held together.
 //!
-//! The rule that makes one process harmless to all others: no lock that a handler of `ib_mad` takes (3),
-//! and none that another file or open() needs (2 to 4), is held while a program's memory is touched, an
+//! The rule that makes one process harmless to all others: no lock that a handler of `ib_mad` takes (4),
+//! and none that another file or open() needs (3 to 5), is held while a program's memory is touched, an
 //! address handle made, an agent registered or unregistered, or a send posted. Nor is an agent borrowed,
 //! or a send buffer held, while a program's memory is touched: the removal of a device waits for those.
 //! And nothing with a destructor that calls `ib_core` is dropped under a lock.
