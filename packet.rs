@@ -31,6 +31,7 @@ use crate::{
         STATUS_TIMED_OUT, //
     }, //
 };
+use core::mem::MaybeUninit;
 use kernel::{
     list::{
         impl_list_arc_safe,
@@ -44,7 +45,8 @@ use kernel::{
             ordering::Relaxed,
             Atomic, //
         },
-        Arc, //
+        Arc,
+        UniqueArc, //
     },
     uaccess::UserSliceWriter, //
 };
@@ -61,6 +63,9 @@ enum Body {
     Received(RecvMad),
     Sent(SentMad),
 }
+
+/// Memory for a packet.
+pub(crate) struct PacketMemory(UniqueArc<MaybeUninit<Packet>>);
 
 /// A packet.
 #[pin_data]
@@ -126,12 +131,18 @@ impl Packet {
         ListArc::pin_init(Self::new(seat, header, Body::Received(mad)), GFP_KERNEL)
     }
 
-    /// Makes a packet of a send. `header` is what the writer wrote, `mad` what goes onto the wire.
+    /// Gets memory for a send, charged to the writer.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
+    pub(crate) fn memory() -> Result<PacketMemory> {
+        Ok(PacketMemory(UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?))
+    }
+
+    /// Makes a packet of a send. `header` is what the writer wrote, `mad` what goes onto the wire.
     pub(crate) fn sent(
+        memory: PacketMemory,
         seat: Seat,
         header: PacketHeader,
         mad: MadHeader,
@@ -142,7 +153,10 @@ impl Packet {
             ..header
         };
         let body = Body::Sent(SentMad { header: mad, key });
-        Arc::pin_init(Self::new(seat, header, body), GFP_KERNEL_ACCOUNT)
+        Ok(memory
+            .0
+            .pin_init_with(Self::new(seat, header, body))?
+            .into())
     }
 
     /// The agent that the packet belongs to.

@@ -21,7 +21,10 @@ use crate::{
         Room,
         SendKey, //
     },
-    packet::Packet,
+    packet::{
+        Packet,
+        PacketMemory, //
+    },
     rdma::{
         address::{
             Address,
@@ -77,8 +80,9 @@ pub(crate) fn write(file: &UmadFile, mut from: UserSliceReader) -> Result<usize>
     let head: [u8; RMPP_HDR_LEN] = from.read()?;
     let kernel_rmpp = file.agent_has_kernel_rmpp(id).ok_or(EIO)?;
     let written = Written::copy(header, head, from, mad_len, kernel_rmpp);
+    let memory = Memory::new(&written)?;
     let (agent, seat) = file.agent(id).ok_or(EIO)?;
-    send(file, &agent, seat, &written)?;
+    send(file, &agent, seat, &written, memory)?;
     Ok(count)
 }
 
@@ -165,8 +169,38 @@ impl Written {
     }
 }
 
+/// What a send needs besides `ib_mad`'s own. It is charged to the program, which may be made to wait for
+/// it, so it is got before the agent is borrowed.
+struct Memory {
+    packet: PacketMemory,
+    /// None for a plain response: that is on its way when it is posted, see [`crate::outstanding`].
+    room: Option<Room>,
+}
+
+impl Memory {
+    fn new(written: &Written) -> Result<Self> {
+        let plain_response = written.mad_header().is_response()
+            && !written.wants_rmpp()
+            && written.header.timeout_ms == 0;
+        Ok(Self {
+            packet: Packet::memory()?,
+            room: if plain_response {
+                None
+            } else {
+                Some(Room::new()?)
+            },
+        })
+    }
+}
+
 /// Sends what was written from an agent that is borrowed for the time of the call.
-fn send(file: &UmadFile, agent: &FileAgent, seat: Seat, written: &Written) -> Result {
+fn send(
+    file: &UmadFile,
+    agent: &FileAgent,
+    seat: Seat,
+    written: &Written,
+    memory: Memory,
+) -> Result {
     let mut header = written.mad_header();
     let hdr_len = mad::class_header_len(header.mgmt_class());
     let data_len = written.mad_len.checked_sub(hdr_len).ok_or(EINVAL)?;
@@ -189,24 +223,16 @@ fn send(file: &UmadFile, agent: &FileAgent, seat: Seat, written: &Written) -> Re
 
     // The upper half of a request's transaction id makes it unique among all agents, and leads the
     // response back to this one. A response has that of its request.
-    let response = header.is_response();
-    if !response {
+    if !header.is_response() {
         header.set_hi_tid(agent.hi_tid());
     }
     fill(&mut mad, written, &header, rest, hdr_len, rmpp, kernel_rmpp);
 
     let key = SendKey::new(&written.header, &header);
-    let send = Packet::sent(seat, written.header, header, key)?;
+    let send = Packet::sent(memory.packet, seat, written.header, header, key)?;
     // An agent that does RMPP itself sends many MADs with one transaction id.
     let user_segment = !kernel_rmpp && written.wants_rmpp();
-    // A plain response is on its way when it is posted; see `crate::outstanding`.
-    let plain_response = response && !rmpp && !user_segment && written.header.timeout_ms == 0;
-    let room = if plain_response {
-        None
-    } else {
-        Some(Room::new()?)
-    };
-    file.begin_send(&send, room, !user_segment)?;
+    file.begin_send(&send, memory.room, !user_segment)?;
     mad.post(ah, written.header.timeout_ms, written.header.retries, send)
         .map_err(|(e, send)| {
             file.abort_send(&send);
