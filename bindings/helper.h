@@ -47,6 +47,34 @@ static inline dev_t umad_mkdev(unsigned int major, unsigned int minor)
 	return MKDEV(major, minor);
 }
 
+/*
+ * Members of anonymous unions: bindgen numbers these, and the numbers change with every member that
+ * a kernel version adds.
+ */
+static inline struct cdev *umad_inode_cdev(const struct inode *inode)
+{
+	return inode->i_cdev;
+}
+
+static inline struct device *umad_ib_device_parent(const struct ib_device *ibdev)
+{
+	return ibdev->dev.parent;
+}
+
+static inline void umad_attribute_group_set(struct attribute_group *group,
+					    struct attribute **attrs)
+{
+	group->attrs = attrs;
+}
+
+static inline void umad_device_attribute_set_show(struct device_attribute *attr,
+						  ssize_t (*show)(struct device *dev,
+								  struct device_attribute *attr,
+								  char *buf))
+{
+	attr->show = show;
+}
+
 /* wake_up_interruptible() and wake_up_interruptible_all() are macros. */
 static inline void umad_wake_up_interruptible_all(struct wait_queue_head *wq)
 {

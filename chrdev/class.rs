@@ -107,7 +107,8 @@ impl Group {
         }
         list.push(core::ptr::null_mut(), GFP_KERNEL)?;
         let mut group = KBox::new(bindings::attribute_group::default(), GFP_KERNEL)?;
-        group.__bindgen_anon_2.attrs = list.as_mut_ptr();
+        // SAFETY: Both are valid, and live as long as the group is used.
+        unsafe { bindings::umad_attribute_group_set(&mut *group, list.as_mut_ptr()) };
         let mut groups = KVec::with_capacity(2, GFP_KERNEL)?;
         groups.push(&raw const *group, GFP_KERNEL)?;
         groups.push(null(), GFP_KERNEL)?;
@@ -163,7 +164,10 @@ impl<C: ClassSpec> Class<C> {
         let mut device_attrs = KVec::with_capacity(C::DEVICE_ATTRIBUTES.len(), GFP_KERNEL)?;
         for spec in C::DEVICE_ATTRIBUTES {
             let mut attr = bindings::device_attribute::default();
-            attr.__bindgen_anon_1.show = Some(show_device::<C::Data>);
+            // SAFETY: The attribute is valid.
+            unsafe {
+                bindings::umad_device_attribute_set_show(&mut attr, Some(show_device::<C::Data>))
+            };
             init_attribute(&mut attr.attr, spec.name);
             device_attrs.push(
                 DeviceAttr {

@@ -115,7 +115,7 @@ impl<T: Operations> FileVTable<T> {
     /// Called by the kernel for a file that is being opened; the inode's cdev is that of a node of `T`.
     unsafe extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file) -> c_int {
         // SAFETY: `chrdev_open` holds a reference to the cdev, which is part of a node.
-        let node = unsafe { NodeInner::<T>::from_cdev((*inode).__bindgen_anon_5.i_cdev) };
+        let node = unsafe { NodeInner::<T>::from_cdev(bindings::umad_inode_cdev(inode)) };
         // SAFETY: The cdev holds a reference to the device, so the node lives during this call.
         let (data, dev) = unsafe { ((*node).data(), (*node).device()) };
         // SAFETY: The file is valid.

@@ -83,7 +83,7 @@ impl LiveDevice {
     pub(crate) fn parent(&self) -> Option<&device::Device> {
         // SAFETY: The device is valid by the type invariant; its parent does not change while it is
         // registered.
-        let parent = unsafe { (*self.as_raw()).__bindgen_anon_1.dev.parent };
+        let parent = unsafe { bindings::umad_ib_device_parent(self.as_raw()) };
         if parent.is_null() {
             return None;
         }
