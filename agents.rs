@@ -7,15 +7,13 @@
 //! retired, by whoever comes first: UNREGISTER_AGENT, the file's last close, or the removal of the
 //! device. Retiring waits for writers that are in the middle of a send, and for handlers.
 //!
-//! An id is given out again after its agent is gone, so a packet names its agent's [`Seat`]: the id and
-//! the number of registrations that there have been.
+//! An id is given out again after its agent is gone, so a packet names its agent's [`Seat`].
 //!
 //! Locking: [`AgentTable`] is guarded by the file's lock. Handlers take that lock and no other.
 
 #![forbid(unsafe_code)]
 
 use crate::{
-    chrdev::nospec::array_index_nospec,
     file::UmadFile,
     packet::Packet,
     rdma::{
@@ -33,6 +31,10 @@ use crate::{
             User, //
         }, //
     },
+    seat::{
+        AgentId,
+        Seat, //
+    },
     uapi::MAX_AGENTS, //
 };
 use kernel::{
@@ -45,61 +47,6 @@ use kernel::{
 
 /// A registered agent of a file.
 pub(crate) type FileAgent = Agent<Handler>;
-
-/// The id of an agent in its file.
-///
-/// # Invariants
-///
-/// Below [`MAX_AGENTS`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AgentId(u8);
-
-impl AgentId {
-    /// An id that a program named; the processor cannot speculate past the table with it.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if there is no such id.
-    pub(crate) fn from_user(id: u32) -> Result<Self> {
-        let index = usize::try_from(id).map_err(|_| EINVAL)?;
-        if index >= MAX_AGENTS {
-            return Err(EINVAL);
-        }
-        // INVARIANT: Just checked.
-        u8::try_from(array_index_nospec(index, MAX_AGENTS))
-            .map(Self)
-            .map_err(|_| EINVAL)
-    }
-
-    /// The number.
-    pub(crate) fn as_u32(self) -> u32 {
-        u32::from(self.0)
-    }
-
-    /// The number, as an index.
-    pub(crate) fn index(self) -> usize {
-        usize::from(self.0)
-    }
-}
-
-/// An agent's place: its id, and which of all registrations had it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seat {
-    id: AgentId,
-    registration: u64,
-}
-
-impl Seat {
-    /// The agent's id.
-    pub(crate) fn id(self) -> AgentId {
-        self.id
-    }
-
-    /// Whether the agent had its id before `other` got it.
-    pub(crate) fn precedes(self, other: Seat) -> bool {
-        self.id == other.id && self.registration < other.registration
-    }
-}
 
 enum State {
     Free,
@@ -148,22 +95,21 @@ impl AgentTable {
 
     /// Reserves the lowest free id; `None` if there is none.
     pub(crate) fn reserve(&mut self) -> Option<Seat> {
-        let (id, slot) = (0u8..)
-            .zip(self.slots.iter_mut())
+        let (index, slot) = self
+            .slots
+            .iter_mut()
+            .enumerate()
             .find(|(_, slot)| matches!(slot.state, State::Free))?;
+        let id = AgentId::from_index(index)?;
         slot.state = State::Reserved;
         slot.registration += 1;
-        Some(Seat {
-            // INVARIANT: The table has `MAX_AGENTS` slots.
-            id: AgentId(id),
-            registration: slot.registration,
-        })
+        Some(Seat::new(id, slot.registration))
     }
 
     /// Gives a reserved id back.
     pub(crate) fn cancel(&mut self, seat: Seat) {
-        if let Some(slot) = self.slot_mut(seat.id) {
-            if matches!(slot.state, State::Reserved) && slot.registration == seat.registration {
+        if let Some(slot) = self.slot_mut(seat.id()) {
+            if matches!(slot.state, State::Reserved) && slot.registration == seat.registration() {
                 slot.state = State::Free;
             }
         }
@@ -175,10 +121,10 @@ impl AgentTable {
         seat: Seat,
         agent: Owner<FileAgent>,
     ) -> core::result::Result<(), Owner<FileAgent>> {
-        match self.slot_mut(seat.id) {
+        match self.slot_mut(seat.id()) {
             Some(slot)
                 if matches!(slot.state, State::Reserved)
-                    && slot.registration == seat.registration =>
+                    && slot.registration == seat.registration() =>
             {
                 slot.state = State::Live(agent);
                 Ok(())
@@ -189,21 +135,21 @@ impl AgentTable {
 
     /// The program knows the id now: packets of earlier agents with it are not to be read any more.
     pub(crate) fn confirm(&mut self, seat: Seat) {
-        if let Some(slot) = self.slot_mut(seat.id) {
-            slot.readable_from = slot.readable_from.max(seat.registration);
+        if let Some(slot) = self.slot_mut(seat.id()) {
+            slot.readable_from = slot.readable_from.max(seat.registration());
         }
     }
 
     /// Whether a packet of this seat is still to be read.
     pub(crate) fn is_readable(&self, seat: Seat) -> bool {
-        self.slot(seat.id)
-            .is_some_and(|slot| seat.registration >= slot.readable_from)
+        self.slot(seat.id())
+            .is_some_and(|slot| seat.registration() >= slot.readable_from)
     }
 
     /// Whether new packets of this seat are to be queued.
     pub(crate) fn is_seated(&self, seat: Seat) -> bool {
-        self.slot(seat.id).is_some_and(|slot| {
-            slot.registration == seat.registration && !matches!(slot.state, State::Free)
+        self.slot(seat.id()).is_some_and(|slot| {
+            slot.registration == seat.registration() && !matches!(slot.state, State::Free)
         })
     }
 
@@ -219,13 +165,7 @@ impl AgentTable {
     pub(crate) fn get(&self, id: AgentId) -> Option<(User<FileAgent>, Seat)> {
         let slot = self.slot(id)?;
         match &slot.state {
-            State::Live(agent) => Some((
-                agent.share(),
-                Seat {
-                    id,
-                    registration: slot.registration,
-                },
-            )),
+            State::Live(agent) => Some((agent.share(), Seat::new(id, slot.registration))),
             _ => None,
         }
     }
@@ -237,8 +177,8 @@ impl AgentTable {
 
     /// Takes the agent of this seat out of the table, unless that was done already.
     pub(crate) fn take_seat(&mut self, seat: Seat) -> Option<Owner<FileAgent>> {
-        self.slot_mut(seat.id)
-            .filter(|slot| slot.registration == seat.registration)?
+        self.slot_mut(seat.id())
+            .filter(|slot| slot.registration == seat.registration())?
             .take()
     }
 

@@ -16,11 +16,9 @@
 
 use crate::{
     agents::{
-        AgentId,
         AgentTable,
         Evicted,
-        FileAgent,
-        Seat, //
+        FileAgent, //
     },
     chrdev::{
         file::{
@@ -54,6 +52,10 @@ use crate::{
         }, //
     },
     register,
+    seat::{
+        AgentId,
+        Seat, //
+    },
     uapi::{
         self,
         Layout, //

@@ -12,7 +12,6 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    agents::Seat,
     outstanding::SendKey,
     rdma::{
         mad::{
@@ -25,6 +24,7 @@ use crate::{
             RecvMad, //
         }, //
     },
+    seat::Seat,
     uapi::{
         Layout,
         PacketHeader,

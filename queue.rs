@@ -12,8 +12,8 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    agents::AgentId,
     packet::Packet,
+    seat::AgentId,
     uapi::MAX_AGENTS, //
 };
 use kernel::list::{

@@ -10,11 +10,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    agents::{
-        AgentId,
-        Handler,
-        Seat, //
-    },
+    agents::Handler,
     chrdev::file::TaskName,
     file::UmadFile,
     rdma::{
@@ -25,6 +21,10 @@ use crate::{
             Registration, //
         },
         revocable::Owner, //
+    },
+    seat::{
+        AgentId,
+        Seat, //
     },
     uapi::{
         Layout,

@@ -23,7 +23,7 @@
 //! # The life of a file
 //!
 //! open() makes a [`file::UmadFile`] and enters it into its port. ioctls register agents ([`register`]),
-//! which have seats in the file's table ([`agents`]). write() copies a MAD, borrows its agent, makes an
+//! which have seats ([`seat`]) in the file's table ([`agents`]). write() copies a MAD, borrows its agent, makes an
 //! address handle and a send buffer, and posts it ([`write`]); from then on the send belongs to
 //! `ib_mad`, and is listed among the outstanding ones ([`outstanding`]). Received MADs, and sends that
 //! nobody answered, become packets ([`packet`]) in the file's queue ([`queue`]), which read() copies out.
@@ -63,6 +63,7 @@ mod port;
 mod queue;
 mod rdma;
 mod register;
+mod seat;
 mod sysfs;
 mod uapi;
 mod write;

@@ -11,10 +11,8 @@
 
 use crate::{
     agents::{
-        AgentId,
         FileAgent,
-        Handler,
-        Seat, //
+        Handler, //
     },
     file::UmadFile,
     outstanding::{
@@ -42,6 +40,10 @@ use crate::{
             SendMad,
             Shape, //
         }, //
+    },
+    seat::{
+        AgentId,
+        Seat, //
     },
     uapi::{
         Layout,
