@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! Loading and unloading ib_umad.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::kmod::{delete_module, finit_module, DeleteModuleFlags, ModuleInitFlags};
+
+use crate::{wait_until, Impl, Outcome};
+
+const NAME: &CStr = c"ib_umad";
+
+/// The file of the module under test.
+pub fn file() -> Outcome<PathBuf> {
+    let variable = match Impl::current()? {
+        Impl::C => "UMAD_KO_C",
+        Impl::Rust => "UMAD_KO_RUST",
+    };
+    match std::env::var_os(variable) {
+        Some(path) => Ok(path.into()),
+        None => Err(format!("{variable} is not set").into()),
+    }
+}
+
+/// True while ib_umad is in the kernel.
+pub fn is_loaded() -> bool {
+    Path::new("/sys/module/ib_umad").exists()
+}
+
+/// Loads the module under test.
+pub fn load() -> Result<(), Errno> {
+    let path = file().map_err(|_| Errno::ENOENT)?;
+    let file =
+        File::open(path).map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO)))?;
+    finit_module(&file, c"", ModuleInitFlags::empty())
+}
+
+/// Unloads ib_umad; fails at once with `EWOULDBLOCK` while it is in use.
+pub fn unload() -> Result<(), Errno> {
+    delete_module(NAME, DeleteModuleFlags::O_NONBLOCK)
+}
+
+/// Unloads ib_umad as soon as nobody uses it, within a bound.
+///
+/// Something like udev may look at a node at any moment, so one refusal means nothing.
+pub fn unload_when_idle(limit: Duration) -> Outcome {
+    let mut last = Ok(());
+    wait_until("ib_umad is unloaded", limit, || {
+        last = unload();
+        !matches!(last, Err(Errno::EWOULDBLOCK))
+    })?;
+    Ok(last?)
+}
