@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+#
+# For people; the kernel's build system reads Kbuild. "make help" lists what there is.
+
+KDIR ?= /lib/modules/$(shell uname -r)/build
+export KDIR
+
+# For the commands that choose a kernel themselves.
+export KERNEL_RELEASE = $(KERNEL)
+export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL INSTALL_MOD_PATH
+
+.PHONY: modules modules_install clean help kernel update run test shell lint fmt distclean
+
+modules modules_install:
+	+@scripts/module $@
+
+clean kernel update run test shell lint fmt distclean:
+	@scripts/$@
+
+help:
+	@echo 'In a guest, with everything that is needed set up by itself (root, Debian 12 or 13, amd64):'
+	@echo '  run              build the module, boot a stock Debian kernel, exchange MADs'
+	@echo '  test             linters, unit tests, and all selftests on the C module and on ours'
+	@echo '                   (AREAS="read write" and IMPL="rust" choose)'
+	@echo '  shell            a shell in the guest, with the module loaded'
+	@echo '  lint, fmt        only the linters; lay out the Rust code'
+	@echo '  update           look for a newer kernel'
+	@echo '  distclean        remove all that was set up ($$UMAD_CACHE, by default /var/cache/umad-rs)'
+	@echo
+	@echo 'For a kernel of your own:'
+	@echo '  modules          build ib_umad.ko (default target); KDIR=DIR is the kernel tree,'
+	@echo '                   by default /lib/modules/RELEASE/build of the running kernel'
+	@echo '  modules_install  install it to updates/ of that kernel'
+	@echo '  kernel           prepare a tree for KDIR=, as Debian ships none that Rust modules can be built in'
+	@echo '                   (KERNEL=RELEASE; by default the running kernel, or the newest of trixie-backports)'
+	@echo '  clean            remove what was built from this checkout'

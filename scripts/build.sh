@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+# shellcheck shell=bash disable=SC2034 # used by those who source this
+#
+# Builds the module and the user-space tests inside the root, with everything
+# that is made going to $OUT: the checkout is mounted read-only. Sourced.
+
+CARGO=$CACHE/cargo
+# where cargo puts the tests
+TARGET=$OUT/target
+# where kbuild puts the module; a directory for each kernel
+MODULE=
+
+# in_checkout ARGUMENTS...: the words of an in-root command that sees the checkout
+in_checkout=("$TOP/scripts/in-root" -r "$TOP" -b "$OUT")
+
+# module_source: copies the module's source to $OUT/source. With objects kept
+# elsewhere the kernel's build system wants a source tree that was never built
+# in, but a user may well have done so. Times are kept, for make to compare.
+module_source() {
+	rm -rf "$OUT/source"
+	mkdir -p "$OUT/source"
+	tar -C "$TOP" -c --exclude-vcs --exclude=./tests "${BUILT[@]/#/--exclude=}" . | tar -C "$OUT/source" -x
+}
+
+# kbuild DIR GOAL [VARIABLE=VALUE]...: prints, as words ended by NUL, the
+# command that runs the kernel's build system on the module, objects in DIR.
+# The copy of the source has the checkout's path in there, so that messages
+# name the files that they are about.
+kbuild() {
+	local dir=$1 goal=$2
+	shift 2
+	printf '%s\0' "$TOP/scripts/in-root" -m "$OUT/source:$TOP" -b "$OUT" -r "$KERNEL" "$ROOT" \
+		make -C "$KERNEL/obj" "M=$TOP" "MO=$dir" "-j$JOBS" "$@" "$goal"
+}
+
+# build_module: sets MODULE, the directory with ib_umad.ko
+build_module() {
+	local command=()
+	step "Module ib_umad.ko for $RELEASE"
+	[ -f "$TOP/Kbuild" ] || die "there is no Kbuild in $TOP."
+	MODULE=$OUT/module-${KERNEL##*/kernel-}
+	mkdir -p "$MODULE"
+	module_source
+	mapfile -d '' command < <(kbuild "$MODULE" modules)
+	run module "${command[@]}"
+	[ -f "$MODULE/ib_umad.ko" ] || die "the build made no ib_umad.ko." "The full log is $LOGS/module.log"
+	step_end "built: $MODULE/ib_umad.ko"
+}
+
+# cargo_in_root [IN-ROOT OPTION]... -- ARGUMENTS...: prints, as words ended by
+# NUL, a cargo command on the workspace of the tests
+cargo_in_root() {
+	local options=()
+	while [ "$1" != -- ]; do
+		options+=("$1")
+		shift
+	done
+	shift
+	printf '%s\0' "${in_checkout[@]}" -b "$CARGO" "${options[@]}" \
+		-e "CARGO_HOME=$CARGO" -e "CARGO_TARGET_DIR=$TARGET" -e CARGO_TERM_COLOR=never \
+		"$ROOT" cargo --config "build.jobs=$JOBS" "$@"
+}
+
+# crates_ready: fetches the crates that the tests' lock file names; with the
+# shared part of the cache locked, as all checkouts share them
+crates_ready() {
+	local stamp command=()
+	step 'Crates of the tests'
+	[ -f "$TOP/tests/Cargo.lock" ] || die "there is no tests/Cargo.lock in $TOP."
+	stamp=$CARGO/fetched-$(key "$TOP/tests/Cargo.lock")
+	if [ -f "$stamp" ]; then
+		step_end 'there'
+		return
+	fi
+	mkdir -p "$CARGO" "$TARGET"
+	mapfile -d '' command < <(cargo_in_root -n -- fetch --locked --manifest-path "$TOP/tests/Cargo.toml")
+	retry crates "${command[@]}"
+	: >"$stamp"
+	step_end 'fetched'
+}
+
+# build_demo: what "make run" does in the guest
+build_demo() {
+	local command=()
+	step 'Demo'
+	mkdir -p "$TARGET"
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" --package umad-demo)
+	run demo "${command[@]}"
+	step_end 'built'
+}
+
+# build_tests: demo, selftests, and the 32-bit ABI checks; and the list of areas
+build_tests() {
+	local command=() manifest=$TOP/tests/Cargo.toml f
+	step 'Tests and demo'
+	mkdir -p "$TARGET"
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" --workspace)
+	run tests "${command[@]}"
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" \
+		--target i686-unknown-linux-gnu --bin abi32)
+	run tests-32 "${command[@]}"
+	for f in "$TOP"/tests/selftests/src/bin/*.rs; do
+		f=${f##*/}
+		printf '%s\n' "${f%.rs}"
+	done >"$OUT/areas"
+	echo abi32-i686 >>"$OUT/areas"
+	step_end "built: $(wc -l <"$OUT/areas") areas"
+}
