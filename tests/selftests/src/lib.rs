@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! What several areas of the selftests share and the harness does not offer.
+
+pub mod calls;
+pub mod netlink;
+pub mod task;
+pub mod uffd;
