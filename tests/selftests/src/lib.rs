@@ -6,3 +6,4 @@ pub mod calls;
 pub mod netlink;
 pub mod task;
 pub mod uffd;
+pub mod vhca;
