@@ -19,18 +19,22 @@ in_checkout=("$TOP/scripts/in-root" -r "$TOP" -b "$OUT")
 module_source() {
 	rm -rf "$OUT/source"
 	mkdir -p "$OUT/source"
-	tar -C "$TOP" -c --exclude-vcs --exclude=./tests "${BUILT[@]/#/--exclude=}" . | tar -C "$OUT/source" -x
+	{
+		tar -C "$TOP" -c --exclude-vcs --exclude=./tests "${BUILT[@]/#/--exclude=}" .
+		tar -C "$TOP" -c "${BUILT[@]/#/--exclude=}" ./tests/vhca
+	} | tar -C "$OUT/source" -x --ignore-zeros
 }
 
-# kbuild DIR GOAL [VARIABLE=VALUE]...: prints, as words ended by NUL, the
-# command that runs the kernel's build system on the module, objects in DIR.
+# kbuild FOLDER DIR GOAL [VARIABLE=VALUE]...: prints, as words ended by NUL, the
+# command that runs the kernel's build system on the module in this folder of
+# the checkout, objects in DIR.
 # The copy of the source has the checkout's path in there, so that messages
 # name the files that they are about.
 kbuild() {
-	local dir=$1 goal=$2
-	shift 2
+	local folder=$1 dir=$2 goal=$3
+	shift 3
 	printf '%s\0' "$TOP/scripts/in-root" -m "$OUT/source:$TOP" -b "$OUT" -r "$KERNEL" "$ROOT" \
-		make -C "$KERNEL/obj" "M=$TOP" "MO=$dir" "-j$JOBS" "$@" "$goal"
+		make -C "$KERNEL/obj" "M=$(realpath -m "$TOP/$folder")" "MO=$dir" "-j$JOBS" "$@" "$goal"
 }
 
 # build_module: sets MODULE, the directory with ib_umad.ko
@@ -41,10 +45,22 @@ build_module() {
 	MODULE=$OUT/module-${KERNEL##*/kernel-}
 	mkdir -p "$MODULE"
 	module_source
-	mapfile -d '' command < <(kbuild "$MODULE" modules)
+	mapfile -d '' command < <(kbuild . "$MODULE" modules)
 	run module "${command[@]}"
 	[ -f "$MODULE/ib_umad.ko" ] || die "the build made no ib_umad.ko." "The full log is $LOGS/module.log"
 	step_end "built: $MODULE/ib_umad.ko"
+}
+
+# build_vhca: the virtual HCA of the tests, to the directory of the module
+build_vhca() {
+	local command=() dir=$OUT/vhca-${KERNEL##*/kernel-}
+	step "Module ib_vhca.ko, the tests' virtual HCA"
+	mkdir -p "$dir"
+	mapfile -d '' command < <(kbuild tests/vhca "$dir" modules)
+	run vhca "${command[@]}"
+	[ -f "$dir/ib_vhca.ko" ] || die "the build made no ib_vhca.ko." "The full log is $LOGS/vhca.log"
+	cp "$dir/ib_vhca.ko" "$MODULE/ib_vhca.ko"
+	step_end "built: $MODULE/ib_vhca.ko"
 }
 
 # cargo_in_root [IN-ROOT OPTION]... -- ARGUMENTS...: prints, as words ended by

@@ -21,11 +21,22 @@ lint_rustfmt() {
 
 # lint_clippy_module: with the kernel's configuration; in a build directory of its own
 lint_clippy_module() {
-	local command=()
-	mkdir -p "$OUT/clippy-${KERNEL##*/kernel-}"
 	module_source
-	mapfile -d '' command < <(kbuild "$OUT/clippy-${KERNEL##*/kernel-}" modules CLIPPY=1 KRUSTFLAGS=-Dwarnings KCFLAGS=-Werror)
-	try lint-clippy-module "${command[@]}"
+	clippy_kbuild . module
+}
+
+# lint_clippy_vhca: the same for the tests' virtual HCA
+lint_clippy_vhca() {
+	module_source
+	clippy_kbuild tests/vhca vhca
+}
+
+# clippy_kbuild FOLDER NAME
+clippy_kbuild() {
+	local command=() dir=$OUT/clippy-$2-${KERNEL##*/kernel-}
+	mkdir -p "$dir"
+	mapfile -d '' command < <(kbuild "$1" "$dir" modules CLIPPY=1 KRUSTFLAGS=-Dwarnings KCFLAGS=-Werror)
+	try "lint-clippy-$2" "${command[@]}"
 }
 
 # lint_clippy_tests: all targets of the workspace
@@ -52,7 +63,7 @@ lint_shellcheck() {
 }
 
 # lint_layers: see check-layers
-lint_layers() { try lint-layers "${in_checkout[@]}" "$ROOT" "$TOP/scripts/check-layers" "$TOP"; }
+lint_layers() { try lint-layers "${in_checkout[@]}" "$ROOT" "$TOP/scripts/check-layers" "$TOP" "$TOP/tests/vhca"; }
 
 # lint_spdx: every source file says under which licence it is
 lint_spdx() {
@@ -72,6 +83,7 @@ lint_spdx() {
 LINTS=(
 	'rustfmt:rustfmt'
 	'clippy of the module, as the kernel sets it:clippy_module'
+	'clippy of the virtual HCA, as the kernel sets it:clippy_vhca'
 	'clippy of the tests:clippy_tests'
 	'rustdoc of the tests:doc_tests'
 	'shellcheck:shellcheck'
