@@ -70,6 +70,10 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
+        lock::{
+            spinlock::SpinLockBackend,
+            Guard, //
+        },
         Arc,
         ArcBorrow,
         Mutex,
@@ -293,30 +297,34 @@ impl UmadFile {
         let packet = ListArc::from(packet);
         let mut inner = self.inner.lock();
         let unlisted = inner.end_send(&packet);
-        let rejected = if status == SendStatus::TimedOut && inner.agents.is_seated(packet.seat()) {
-            inner.queue.push(packet);
-            None
+        let rejected = if status == SendStatus::TimedOut {
+            inner.queue_packet(packet)
         } else {
             Some(packet)
         };
-        drop(inner);
-        if rejected.is_none() {
-            self.waiters.wake_all();
-        }
-        drop(rejected);
-        drop(unlisted);
+        self.unlock_and_wake(inner, rejected, unlisted);
     }
 
     /// A MAD was received; `request` is the send that it is the response to. Called by handlers.
     pub(crate) fn queue_received(&self, packet: ListArc<Packet>, request: Option<&Packet>) {
         let mut inner = self.inner.lock();
-        let unlisted = request.map(|request| inner.end_send(request));
-        let rejected = if inner.agents.is_seated(packet.seat()) && !inner.queue.is_full() {
-            inner.queue.push(packet);
-            None
-        } else {
+        let unlisted = request.and_then(|request| inner.end_send(request));
+        let rejected = if inner.queue.is_full() {
             Some(packet)
+        } else {
+            inner.queue_packet(packet)
         };
+        self.unlock_and_wake(inner, rejected, unlisted);
+    }
+
+    /// Lets go of the file's lock, and then wakes readers, unless the packet was rejected, and drops
+    /// what is not needed any more.
+    fn unlock_and_wake(
+        &self,
+        inner: Guard<'_, Inner, SpinLockBackend>,
+        rejected: Option<ListArc<Packet>>,
+        unlisted: Option<Unlisted>,
+    ) {
         drop(inner);
         if rejected.is_none() {
             self.waiters.wake_all();
@@ -391,6 +399,15 @@ impl UmadFile {
 }
 
 impl Inner {
+    /// Queues a packet, unless its agent is gone: then the packet comes back.
+    fn queue_packet(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
+        if !self.agents.is_seated(packet.seat()) {
+            return Some(packet);
+        }
+        self.queue.push(packet);
+        None
+    }
+
     /// Ends a send for those who ask whether it is outstanding.
     fn end_send(&mut self, send: &Packet) -> Option<Unlisted> {
         let key = send.key()?;
