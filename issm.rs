@@ -3,10 +3,10 @@
 //! issm devices: whoever holds one open is the port's subnet manager, as far as the fabric is told.
 //!
 //! Opening sets IsSM in the port's capability mask (IBA 14.2.5.6), the last close clears it. There is
-//! one holder at a time; others wait until it closes, or until a signal comes, or the device goes. The
-//! file itself can do nothing.
+//! one holder at a time; others wait in the order in which they came until it closes, or until a signal
+//! comes, or the device goes. The file itself can do nothing.
 //!
-//! Locking: [`IsSm::held`] is a spinlock and says who may change the port; it is not held while the port
+//! Locking: [`IsSm::turn`] is a spinlock and says who may change the port; it is not held while the port
 //! is changed.
 
 #![forbid(unsafe_code)]
@@ -30,17 +30,29 @@ use kernel::{
     device,
     new_spinlock,
     prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    },
     sync::{
         Arc,
         SpinLock, //
     }, //
 };
 
+/// Whose turn it is.
+struct Turn {
+    held: bool,
+    next_ticket: u64,
+    /// Those who wait, first come first served.
+    waiting: RBTree<u64, ()>,
+}
+
 /// Who is a port's subnet manager: nobody or one holder.
 #[pin_data]
 pub(crate) struct IsSm {
     #[pin]
-    held: SpinLock<bool>,
+    turn: SpinLock<Turn>,
     #[pin]
     waiters: WaitQueue,
 }
@@ -49,7 +61,11 @@ impl IsSm {
     /// Nobody is.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            held <- new_spinlock!(false, "IsSm::held"),
+            turn <- new_spinlock!(Turn {
+                held: false,
+                next_ticket: 0,
+                waiting: RBTree::new(),
+            }, "IsSm::turn"),
             waiters <- new_wait_queue!("IsSm::waiters"),
         })
     }
@@ -59,13 +75,62 @@ impl IsSm {
         self.waiters.wake_all();
     }
 
+    /// Becomes the holder, if nobody is and nobody waits.
     fn try_hold(&self) -> bool {
-        !core::mem::replace(&mut *self.held.lock(), true)
+        let mut turn = self.turn.lock();
+        if turn.held || !turn.waiting.is_empty() {
+            return false;
+        }
+        turn.held = true;
+        true
+    }
+
+    /// Queues up behind all who wait already.
+    fn queue_up(&self) -> Result<Ticket<'_>> {
+        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
+        let mut turn = self.turn.lock();
+        let number = turn.next_ticket;
+        turn.next_ticket += 1;
+        let replaced = turn.waiting.insert(room.into_node(number, ()));
+        drop(turn);
+        drop(replaced);
+        Ok(Ticket {
+            is_sm: self,
+            number,
+        })
     }
 
     fn let_go(&self) {
-        *self.held.lock() = false;
+        self.turn.lock().held = false;
         self.wake();
+    }
+}
+
+/// A place among those who wait; given up when dropped.
+struct Ticket<'a> {
+    is_sm: &'a IsSm,
+    number: u64,
+}
+
+impl Ticket<'_> {
+    /// Becomes the holder, if nobody is and nobody has waited longer.
+    fn try_hold(&self) -> bool {
+        let mut turn = self.is_sm.turn.lock();
+        let first = turn.waiting.keys().next().copied();
+        if turn.held || first != Some(self.number) {
+            return false;
+        }
+        turn.held = true;
+        true
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        let node = self.is_sm.turn.lock().waiting.remove_node(&self.number);
+        // The next one may be first now.
+        self.is_sm.wake();
+        drop(node);
     }
 }
 
@@ -77,18 +142,23 @@ impl Holder {
     ///
     /// # Errors
     ///
-    /// `ENXIO` if the device is gone; `EAGAIN`; `ERESTARTSYS`.
+    /// `ENXIO` if the device is gone; `EAGAIN`; `ERESTARTSYS`; `ENOMEM`.
     fn wait(port: &Arc<Port>, flags: OpenFlags) -> Result<Self> {
-        let attempt = || {
-            if !port.is_live() {
-                return Some(Err(ENXIO));
+        let is_sm = port.is_sm();
+        if !port.is_live() {
+            return Err(ENXIO);
+        }
+        if !is_sm.try_hold() {
+            if flags.nonblocking() {
+                return Err(EAGAIN);
             }
-            port.is_sm().try_hold().then_some(Ok(()))
-        };
-        if flags.nonblocking() {
-            attempt().unwrap_or(Err(EAGAIN))?;
-        } else {
-            port.is_sm().waiters.wait_until(attempt)??;
+            let ticket = is_sm.queue_up()?;
+            is_sm.waiters.wait_until(|| {
+                if !port.is_live() {
+                    return Some(Err(ENXIO));
+                }
+                ticket.try_hold().then_some(Ok(()))
+            })??;
         }
         Ok(Self(port.clone()))
     }

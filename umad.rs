@@ -37,7 +37,7 @@
 //! 2. `UmadFile::sieving` (mutex, one for each file): looking through the queue for packets to drop.
 //! 3. `Port::files` (spinlock, one for each port): the files that are open.
 //! 4. `UmadFile::inner` (spinlock, one for each file): agents, queue, outstanding sends, layout, life.
-//! 5. `rdma::Device::live` (spinlock, one for each device) and `IsSm::held` (spinlock, one for each port).
+//! 5. `rdma::Device::live` (spinlock, one for each device) and `IsSm::turn` (spinlock, one for each port).
 //! 6. The locks inside wait queues.
 //!
 //! `Numbers::used` (mutex) is taken with no other held. 3 to 5 are in fact never held together.
@@ -87,12 +87,9 @@ module! {
     alias: ["rdma-client-umad", "rdma-client-issm"],
 }
 
-/// The module.
-///
-/// DROP ORDER: the alias answers out of the client's data.
+/// The module: it is registered as the client "umad", and by the name "issm" besides.
 struct UmadModule {
-    _issm: AliasRegistration<port::IssmAlias>,
-    _umad: Registration<port::UmadClient>,
+    _clients: AliasRegistration<port::IssmAlias>,
 }
 
 impl kernel::Module for UmadModule {
@@ -101,10 +98,8 @@ impl kernel::Module for UmadModule {
         let class =
             Class::register().inspect_err(|_| pr_err!("cannot make the class infiniband_mad\n"))?;
         let umad = Registration::new(port::Context { class, numbers })?;
-        let issm = AliasRegistration::new(&umad)?;
         Ok(Self {
-            _issm: issm,
-            _umad: umad,
+            _clients: AliasRegistration::new(umad)?,
         })
     }
 }

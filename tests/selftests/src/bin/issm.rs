@@ -283,6 +283,7 @@ fn main() -> std::process::ExitCode {
                     .iter_mut()
                     .position(|task| task.within(Duration::ZERO))
                 {
+                    ensure_eq!(at, 0, "who came first is not the first");
                     break waiting.remove(at);
                 }
                 ensure!(Instant::now() < end, "nobody took over");
@@ -301,6 +302,22 @@ fn main() -> std::process::ExitCode {
         }
         drop(held);
         ensure_is_sm(&device, false)
+    });
+    area.check("who closes and opens anew does not overtake one who waits", || {
+        let device = lone()?;
+        let path = device.issm(1)?;
+        for _ in 0..20 {
+            let held = open(&path)?;
+            let second = waiter(&path);
+            drop(held);
+            ensure_errno!(open_now(&path), EAGAIN);
+            let Some(Ok(file)) = second.stop() else {
+                return Err("the one who waits did not get it".into());
+            };
+            ensure_errno!(open_now(&path), EAGAIN);
+            drop(file);
+        }
+        Ok(())
     });
     area.check("the holder dies by kill -9: the waiter takes over", || {
         let device = lone()?;
