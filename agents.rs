@@ -61,6 +61,8 @@ struct Slot {
     registration: u64,
     /// Packets of earlier registrations than this are not to be read any more.
     readable_from: u64,
+    /// A registration that was undone, since the program could not be told its id.
+    undone: Option<u64>,
 }
 
 /// Agents by id.
@@ -80,6 +82,7 @@ impl AgentTable {
                     state: State::Free,
                     registration: 0,
                     readable_from: 0,
+                    undone: None,
                 }
             }; MAX_AGENTS],
         }
@@ -111,6 +114,7 @@ impl AgentTable {
         if let Some(slot) = self.slot_mut(seat.id()) {
             if matches!(slot.state, State::Reserved) && slot.registration == seat.registration() {
                 slot.state = State::Free;
+                slot.undone = Some(slot.registration);
             }
         }
     }
@@ -142,8 +146,9 @@ impl AgentTable {
 
     /// Whether a packet of this seat is still to be read.
     pub(crate) fn is_readable(&self, seat: Seat) -> bool {
-        self.slot(seat.id())
-            .is_some_and(|slot| seat.registration() >= slot.readable_from)
+        self.slot(seat.id()).is_some_and(|slot| {
+            seat.registration() >= slot.readable_from && slot.undone != Some(seat.registration())
+        })
     }
 
     /// Whether new packets of this seat are to be queued.
@@ -175,11 +180,14 @@ impl AgentTable {
         self.slot_mut(id)?.take()
     }
 
-    /// Takes the agent of this seat out of the table, unless that was done already.
+    /// Takes the agent of this seat out of the table, unless that was done already: its registration
+    /// is undone.
     pub(crate) fn take_seat(&mut self, seat: Seat) -> Option<Owner<FileAgent>> {
-        self.slot_mut(seat.id())
-            .filter(|slot| slot.registration == seat.registration())?
-            .take()
+        let slot = self
+            .slot_mut(seat.id())
+            .filter(|slot| slot.registration == seat.registration())?;
+        slot.undone = Some(slot.registration);
+        slot.take()
     }
 
     /// Takes all agents out of the table, and reservations with them.

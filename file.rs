@@ -218,17 +218,23 @@ impl UmadFile {
 
     /// Whether `ib_mad` does RMPP for the agent with this id; `None` if there is no such agent.
     pub(crate) fn agent_has_kernel_rmpp(&self, id: AgentId) -> Option<bool> {
-        self.inner.lock().agents.has_kernel_rmpp(id)
+        let inner = self.inner.lock();
+        inner.alive.then(|| inner.agents.has_kernel_rmpp(id))?
     }
 
     /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.
     pub(crate) fn agent(&self, id: AgentId) -> Option<(User<FileAgent>, Seat)> {
-        self.inner.lock().agents.get(id)
+        let inner = self.inner.lock();
+        inner.alive.then(|| inner.agents.get(id))?
     }
 
     /// Takes an agent out of the table; the caller is to retire it.
     pub(crate) fn take_agent(&self, id: AgentId) -> Option<Owner<FileAgent>> {
-        self.inner.lock().agents.take(id)
+        let mut inner = self.inner.lock();
+        if !inner.alive {
+            return None;
+        }
+        inner.agents.take(id)
     }
 
     /// Takes the agent of a seat out of the table, and its packets out of the queue.
@@ -366,7 +372,7 @@ impl UmadFile {
     /// Puts back a packet that could not be copied to its reader.
     fn put_back_packet(&self, packet: ListArc<Packet>) {
         let mut inner = self.inner.lock();
-        if !inner.agents.is_readable(packet.seat()) {
+        if !inner.alive || !inner.agents.is_readable(packet.seat()) {
             drop(inner);
             drop(packet);
             return;
@@ -384,24 +390,27 @@ impl UmadFile {
         }
     }
 
-    /// Lets nothing happen in the file any more, and wakes everybody. Returns the agents, which the
-    /// caller is to retire.
-    pub(crate) fn shut(&self) -> Evicted {
+    /// Lets nothing begin in the file any more, and wakes everybody. Does not sleep.
+    pub(crate) fn kill(&self) {
         let mut inner = self.inner.lock();
         inner.alive = false;
-        let agents = inner.agents.evict();
         let packets = inner.queue.take();
         drop(inner);
         self.waiters.wake_all();
         drop(packets);
-        agents
+    }
+
+    /// Kills the file and returns its agents, which the caller is to retire.
+    pub(crate) fn shut(&self) -> Evicted {
+        self.kill();
+        self.inner.lock().agents.evict()
     }
 }
 
 impl Inner {
-    /// Queues a packet, unless its agent is gone: then the packet comes back.
+    /// Queues a packet, unless the device or its agent is gone: then the packet comes back.
     fn queue_packet(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
-        if !self.agents.is_seated(packet.seat()) {
+        if !self.alive || !self.agents.is_seated(packet.seat()) {
             return Some(packet);
         }
         self.queue.push(packet);

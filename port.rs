@@ -5,8 +5,8 @@
 //! Life cycle: when `ib_core` adds a device, each of its ports that does MADs gets a number, a umad node
 //! and, if it has a subnet management interface, an issm node. When the device goes, the nodes go, the
 //! device is revoked (from here on, open() and registering fail), the waiters of issm are woken, every
-//! open file is shut, which wakes its waiters, and its agents are retired; when the last user of the
-//! device has let go, the removal goes on. A [`Port`] itself lives as long as a file or a node of it.
+//! open file is killed, which wakes its waiters, and then all agents are retired; when the last user of
+//! the device has let go, the removal goes on. A [`Port`] itself lives as long as a file or a node of it.
 //!
 //! Locking: [`Port::files`] is a spinlock; the file's lock is never taken under it.
 
@@ -65,9 +65,9 @@ pub(crate) struct Port {
     /// Who is the port's subnet manager.
     #[pin]
     is_sm: IsSm,
-    /// Open umad files by the address of their memory; `None` when the device is gone.
+    /// The files that are open; `None` when the device is gone.
     #[pin]
-    files: SpinLock<Option<RBTree<usize, Arc<UmadFile>>>>,
+    files: SpinLock<Option<Files>>,
 }
 
 impl Port {
@@ -133,15 +133,19 @@ impl Port {
         drop(node);
     }
 
-    /// Shuts every open file of a device that is revoked.
-    fn shut_files(&self) {
+    /// Lets nothing begin any more on the files of a device that is revoked, and wakes all who wait.
+    /// Returns the files, whose agents are to be retired.
+    fn kill_files(&self) -> Option<Files> {
         let files = self.files.lock().take();
-        let Some(files) = files else { return };
-        for file in files.values() {
-            UmadFile::retire_agents(file.shut());
+        for file in files.iter().flat_map(Files::values) {
+            file.kill();
         }
+        files
     }
 }
+
+/// Open umad files by the address of their memory.
+type Files = RBTree<usize, Arc<UmadFile>>;
 
 fn file_key(file: &Arc<UmadFile>) -> usize {
     // CAST: The address is a key and is not used as a pointer again.
@@ -153,6 +157,8 @@ pub(crate) struct PortNodes {
     port: Arc<Port>,
     umad: Option<Node<UmadFile>>,
     issm: Option<Node<IssmFile>>,
+    /// Files that were open when the device went, until their agents are retired.
+    killed: Option<Files>,
     /// DROP ORDER: free again when the nodes are gone from sysfs.
     _number: Number,
 }
@@ -179,6 +185,7 @@ impl PortNodes {
                 port: port.clone(),
                 umad: None,
                 issm: None,
+                killed: None,
                 _number: dev_number,
             },
             GFP_KERNEL,
@@ -206,9 +213,17 @@ fn take_down(device: &Device, ports: &mut [PortNodes]) {
         drop(nodes.umad.take());
     }
     let revoked = device.revoke();
-    for nodes in ports.iter() {
+    // First all are told, of all ports, and no new send begins; then the sends that are under way are
+    // waited for, which takes as long as the slowest of them, and not as long as all together.
+    for nodes in ports.iter_mut() {
         nodes.port.is_sm.wake();
-        nodes.port.shut_files();
+        nodes.killed = nodes.port.kill_files();
+    }
+    for nodes in ports.iter_mut() {
+        let killed = nodes.killed.take();
+        for file in killed.iter().flat_map(Files::values) {
+            UmadFile::retire_agents(file.shut());
+        }
     }
     if let Some(revoked) = revoked {
         revoked.wait();

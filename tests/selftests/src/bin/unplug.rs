@@ -31,6 +31,35 @@ enum Way {
     Netdev,
 }
 
+// How long an unplug takes while so many files write to a GID that nobody has.
+fn unplug_under(files: usize) -> Outcome<Duration> {
+    let pair = pair()?;
+    let umad = pair.a.umad()?;
+    let nobody: Gid = "fe80::dead:beef".parse()?;
+    let writers = (0..files)
+        .map(|_| {
+            let port = Port::open(umad)?;
+            let agent = port.register2(&Registration::send_only())?;
+            let mad = VendorMad::new(CLASS, OUI, Method::SEND, fresh_tid()).into_bytes();
+            let packet = Packet::new(agent, &Address::roce(nobody, 0), mad);
+            // Again and again, until the device is gone.
+            Ok(Task::start_asleep(libc::SYS_write, move || loop {
+                match port.send(&packet) {
+                    Err(e) if e.errno() == Some(Errno::EIO) => break,
+                    _ => (),
+                }
+            }))
+        })
+        .collect::<Outcome<Vec<_>>>()?;
+    let begin = Instant::now();
+    pair.a.unplug()?;
+    let took = begin.elapsed();
+    for writer in writers {
+        ensure!(writer.stop().is_some(), "a writer goes on");
+    }
+    Ok(took)
+}
+
 fn remove(pair: &RxePair, way: Way) -> Outcome {
     match way {
         Way::Link => pair.a.unplug(),
@@ -308,6 +337,21 @@ fn outstanding(area: &mut ktap::Area) {
             all_calls_fail(&file, true)
         },
     );
+    area.check(
+        "files that resolve addresses hold it up as long as one, not as long as all",
+        || {
+            let one = unplug_under(1)?;
+            let many = unplug_under(12)?;
+            // One resolution takes about a second, which all of them are in the middle of.
+            ensure!(
+                many < one * 4,
+                "one file: {one:?}, twelve files: {many:?}"
+            );
+            Ok(())
+        },
+    )
+    .improvement(4)
+    .timeout(150);
     area.check(
         "writers and readers at work when it happens end with EIO",
         || {
