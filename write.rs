@@ -64,8 +64,9 @@ const MAX_SINGLE_MAD: usize = 2048;
 ///
 /// # Errors
 ///
-/// In this order: `EINVAL` if it is shorter than packet header and RMPP header; `EFAULT` if those cannot
-/// be read; `EINVAL` for an agent id that cannot be; `EIO` if there is no such agent (any more);
+/// In this order: `EINVAL` if it is shorter than packet header and RMPP header; `EFAULT` if the packet
+/// header cannot be read; `EINVAL` for an agent id that cannot be; `EFAULT` if the RMPP header cannot be
+/// read; `EIO` if there is no such agent (any more);
 /// `EINVAL` if the MAD is shorter than its class's headers; what [`AddressHandle::new`] says; `EINVAL`
 /// if it is too long for one MAD and not sent by RMPP; `ENOMEM`; `EFAULT` if the rest cannot be read;
 /// `EINVAL` for a duplicate, see [`crate::outstanding`]; what posting says (`EINVAL` for a class without

@@ -109,6 +109,12 @@ impl<'a> AddressHandle<'a> {
         })
     }
 
+    /// Whether the handle was made in this protection domain.
+    pub(super) fn is_of(&self, pd: *const bindings::ib_pd) -> bool {
+        // SAFETY: By the type invariant; the field does not change.
+        core::ptr::eq(unsafe { (*self.ah.as_ptr()).pd }, pd)
+    }
+
     /// The C handle, which must be destroyed by the caller or given to [`AddressHandle::from_raw`].
     pub(super) fn into_raw(self) -> *mut bindings::ib_ah {
         let ptr = self.ah.as_ptr();

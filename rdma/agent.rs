@@ -247,7 +247,10 @@ impl<H: MadHandler> Agent<H> {
         }
         // At hop 0 of a directed route the buffer is that of whoever sent the request, and a request
         // that comes with a buffer is no response to it.
-        // SAFETY: A buffer that is not null is live until the handler returns.
+        // SAFETY: A buffer that is not null is live until the handler returns: `ib_mad` completes a
+        // request after its response, in this thread, or, if the send itself is not completed yet, in
+        // the work item of the completion queue, which this handler runs in. Directed-route MADs that
+        // stay local are completed behind the handler, too.
         let own = !send_buf.is_null() && unsafe { (*send_buf).mad_agent } == agent;
         let request = if own && mad.header().is_response() {
             // SAFETY: It is this agent's, so `post` put the foreign pointer there; `ib_mad` completes

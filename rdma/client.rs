@@ -298,17 +298,20 @@ impl<A: Alias> AliasSlot<A> {
 
 /// A registered alias; unregisters when dropped. May sleep.
 ///
-/// It borrows the registration of the client whose data it answers from: it cannot outlive it.
-/// DROP ORDER: where both are fields of one struct, the alias comes first.
-pub(crate) struct AliasRegistration<A: Alias>(PhantomData<A>);
+/// It owns the registration of the client whose data it answers from.
+/// DROP ORDER: the alias is unregistered by its destructor, before the client by the field's.
+pub(crate) struct AliasRegistration<A: Alias> {
+    _of: Registration<A::Of>,
+}
 
 impl<A: Alias> AliasRegistration<A> {
     /// Registers the alias of a registered client. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the alias is registered already, or what `ib_register_client` says.
-    pub(crate) fn new(_of: &Registration<A::Of>) -> Result<Self> {
+    /// `EBUSY` if the alias is registered already, or what `ib_register_client` says; the client is
+    /// unregistered then.
+    pub(crate) fn new(of: Registration<A::Of>) -> Result<Self> {
         let slot = A::slot();
         if slot.registered.xchg(true, ordering::Full) {
             return Err(EBUSY);
@@ -326,7 +329,7 @@ impl<A: Alias> AliasRegistration<A> {
             slot.registered.store(false, ordering::Release);
             return Err(e);
         }
-        Ok(Self(PhantomData))
+        Ok(Self { _of: of })
     }
 
     /// # Safety

@@ -138,6 +138,11 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
         send: H::Send,
     ) -> core::result::Result<(), (Error, H::Send)> {
         let buf = self.buf.as_ptr();
+        // SAFETY: The agent of the buffer is registered, and its queue pair has a protection domain.
+        if !ah.is_of(unsafe { (*(*(*buf).mad_agent).qp).pd }) {
+            // Made for another port.
+            return Err((EINVAL, send));
+        }
         core::mem::forget(self);
         // SAFETY: By the type invariant, the buffer is ours until it is posted. `ib_mad` takes the bits
         // of `timeout_ms` as unsigned again.

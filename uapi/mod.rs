@@ -23,6 +23,9 @@ pub(crate) const ABI_VERSION: u32 = 5;
 /// Agents of one file; agent ids are below this number.
 pub(crate) const MAX_AGENTS: usize = 32;
 
+// A C `long` of the method bitmap is read as two words, lower one first, for 64-bit programs as well.
+const _: () = assert!(cfg!(target_endian = "little"));
+
 const IOCTL_MAGIC: u32 = 0x1b;
 
 /// Registers an agent; takes and returns a [`RegReq`].
