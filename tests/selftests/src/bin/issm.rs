@@ -303,22 +303,26 @@ fn main() -> std::process::ExitCode {
         drop(held);
         ensure_is_sm(&device, false)
     });
-    area.check("who closes and opens anew does not overtake one who waits", || {
-        let device = lone()?;
-        let path = device.issm(1)?;
-        for _ in 0..20 {
-            let held = open(&path)?;
-            let second = waiter(&path);
-            drop(held);
-            ensure_errno!(open_now(&path), EAGAIN);
-            let Some(Ok(file)) = second.stop() else {
-                return Err("the one who waits did not get it".into());
-            };
-            ensure_errno!(open_now(&path), EAGAIN);
-            drop(file);
-        }
-        Ok(())
-    });
+    area.check(
+        "who closes and opens anew does not overtake one who waits",
+        || {
+            let device = lone()?;
+            let path = device.issm(1)?;
+            for _ in 0..20 {
+                let held = open(&path)?;
+                let mut second = waiter(&path);
+                drop(held);
+                ensure_errno!(open_now(&path), EAGAIN);
+                ensure!(
+                    matches!(second.result(MUST), Some(Ok(_))),
+                    "the one who waits did not get it"
+                );
+                ensure_errno!(open_now(&path), EAGAIN);
+                drop(second.stop());
+            }
+            Ok(())
+        },
+    );
     area.check("the holder dies by kill -9: the waiter takes over", || {
         let device = lone()?;
         let path = device.issm(1)?;

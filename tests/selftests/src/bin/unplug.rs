@@ -343,10 +343,7 @@ fn outstanding(area: &mut ktap::Area) {
             let one = unplug_under(1)?;
             let many = unplug_under(12)?;
             // One resolution takes about a second, which all of them are in the middle of.
-            ensure!(
-                many < one * 4,
-                "one file: {one:?}, twelve files: {many:?}"
-            );
+            ensure!(many < one * 4, "one file: {one:?}, twelve files: {many:?}");
             Ok(())
         },
     )
