@@ -20,6 +20,7 @@ use crate::{
         agent::{
             Agent,
             MadHandler,
+            Registration,
             SendStatus, //
         },
         recv::{
@@ -164,6 +165,17 @@ impl AgentTable {
             State::Live(agent) => Some(agent.kernel_rmpp()),
             _ => None,
         }
+    }
+
+    /// What the agents are, by id.
+    pub(crate) fn registrations(&self) -> [Option<Registration>; MAX_AGENTS] {
+        let mut registrations = [const { None }; MAX_AGENTS];
+        for (slot, registration) in self.slots.iter().zip(registrations.iter_mut()) {
+            if let State::Live(agent) = &slot.state {
+                *registration = Some(*agent.registration());
+            }
+        }
+        registrations
     }
 
     /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.

@@ -20,6 +20,7 @@ use crate::{
         Evicted,
         FileAgent, //
     },
+    bounds,
     chrdev::{
         file::{
             OpenFlags,
@@ -33,6 +34,7 @@ use crate::{
             WaitQueue, //
         }, //
     },
+    fdinfo,
     outstanding::{
         Outstanding,
         Room,
@@ -45,7 +47,11 @@ use crate::{
         RecvQueue, //
     },
     rdma::{
-        agent::SendStatus,
+        agent::{
+            Registration,
+            SendStatus, //
+        },
+        device::DeviceName,
         revocable::{
             Owner,
             User, //
@@ -58,7 +64,8 @@ use crate::{
     },
     uapi::{
         self,
-        Layout, //
+        Layout,
+        MAX_AGENTS, //
     },
     write, //
 };
@@ -68,6 +75,7 @@ use kernel::{
     new_mutex,
     new_spinlock,
     prelude::*,
+    seq_file::SeqFile,
     sync::{
         aref::ARef,
         lock::{
@@ -96,6 +104,72 @@ struct Inner {
     agents: AgentTable,
     queue: RecvQueue,
     outstanding: Outstanding,
+    under_way: UnderWay,
+    counters: Counters,
+}
+
+/// The sends that are written but not done, those that are being written included.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct UnderWay {
+    pub(crate) sends: usize,
+    /// What they cost, see [`bounds`].
+    pub(crate) cost: usize,
+}
+
+/// What happened in a file since it was opened.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Counters {
+    /// MADs that were handed to `ib_mad`.
+    pub(crate) sent: u64,
+    /// MADs that were received and queued.
+    pub(crate) received: u64,
+    /// Sends that got no response in time.
+    pub(crate) timed_out: u64,
+    /// Received MADs for which there was no room in the queue.
+    pub(crate) dropped: u64,
+}
+
+/// A send that is being written, with what it costs until it is done.
+///
+/// Until it is posted it ends with this value; then with its completion.
+pub(crate) struct SendBudget<'a> {
+    file: &'a UmadFile,
+    cost: usize,
+}
+
+impl SendBudget<'_> {
+    /// What the send costs.
+    pub(crate) fn cost(&self) -> usize {
+        self.cost
+    }
+}
+
+impl Drop for SendBudget<'_> {
+    fn drop(&mut self) {
+        self.file.inner.lock().under_way.end(self.cost);
+    }
+}
+
+impl UnderWay {
+    fn end(&mut self, cost: usize) {
+        self.sends = self.sends.saturating_sub(1);
+        self.cost = self.cost.saturating_sub(cost);
+    }
+}
+
+/// What a file is and does, at one moment.
+pub(crate) struct FileStatus {
+    /// The device is there and the file is open.
+    pub(crate) alive: bool,
+    pub(crate) layout: Layout,
+    /// What its agents are, by id.
+    pub(crate) agents: [Option<Registration>; MAX_AGENTS],
+    /// Packets that are not read.
+    pub(crate) queued: usize,
+    /// What they cost.
+    pub(crate) queued_cost: usize,
+    pub(crate) under_way: UnderWay,
+    pub(crate) counters: Counters,
 }
 
 /// An open umad file.
@@ -104,6 +178,8 @@ pub(crate) struct UmadFile {
     port: Arc<Port>,
     /// The node that was opened: messages name it.
     node: ARef<device::Device>,
+    /// The device's name when the file was opened, for when the device is gone.
+    device_name: DeviceName,
     /// Makes registrations come one after the other.
     #[pin]
     registering: Mutex<()>,
@@ -118,11 +194,16 @@ pub(crate) struct UmadFile {
 }
 
 impl UmadFile {
-    fn new(port: Arc<Port>, node: ARef<device::Device>) -> Result<Arc<Self>> {
+    fn new(
+        port: Arc<Port>,
+        node: ARef<device::Device>,
+        device_name: DeviceName,
+    ) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 port,
                 node,
+                device_name,
                 registering <- new_mutex!((), "UmadFile::registering"),
                 sieving <- new_mutex!((), "UmadFile::sieving"),
                 inner <- new_spinlock!(Inner {
@@ -132,6 +213,8 @@ impl UmadFile {
                     agents: AgentTable::new(),
                     queue: RecvQueue::new(),
                     outstanding: Outstanding::new(),
+                    under_way: UnderWay::default(),
+                    counters: Counters::default(),
                 }, "UmadFile::inner"),
                 waiters <- new_wait_queue!("UmadFile::waiters"),
             }),
@@ -222,6 +305,22 @@ impl UmadFile {
         inner.alive.then(|| inner.agents.has_kernel_rmpp(id))?
     }
 
+    /// Reserves what a send costs, before any memory is taken for it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOBUFS` if that and the sends that are under way cost too much together.
+    pub(crate) fn begin_write(&self, cost: usize) -> Result<SendBudget<'_>> {
+        let mut inner = self.inner.lock();
+        let under_way = inner.under_way.cost.saturating_add(cost);
+        if !bounds::are_sends_allowed(under_way) {
+            return Err(ENOBUFS);
+        }
+        inner.under_way.sends += 1;
+        inner.under_way.cost = under_way;
+        Ok(SendBudget { file: self, cost })
+    }
+
     /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.
     pub(crate) fn agent(&self, id: AgentId) -> Option<(User<FileAgent>, Seat)> {
         let inner = self.inner.lock();
@@ -256,7 +355,26 @@ impl UmadFile {
         drop(removed);
     }
 
-    /// Makes a send outstanding, before it is posted.
+    /// What the file is and does, at one moment.
+    pub(crate) fn status(&self) -> FileStatus {
+        let inner = self.inner.lock();
+        FileStatus {
+            alive: inner.alive,
+            layout: inner.layout,
+            agents: inner.agents.registrations(),
+            queued: inner.queue.len(),
+            queued_cost: inner.queue.cost(),
+            under_way: inner.under_way,
+            counters: inner.counters,
+        }
+    }
+
+    /// The name that the device had when the file was opened.
+    pub(crate) fn device_name(&self) -> &DeviceName {
+        &self.device_name
+    }
+
+    /// Makes a send outstanding, before it is posted. From here on its budget is the packet's.
     ///
     /// With `refuse_duplicate`, a send with the same key that is outstanding already is an error; with
     /// `list`, the send is listed until it is done.
@@ -267,6 +385,7 @@ impl UmadFile {
     pub(crate) fn begin_send(
         &self,
         send: &Packet,
+        budget: SendBudget<'_>,
         room: Option<Room>,
         refuse_duplicate: bool,
     ) -> Result {
@@ -283,6 +402,9 @@ impl UmadFile {
             inner.outstanding.insert(*key, room);
             send.set_outstanding(true);
         }
+        inner.counters.sent += 1;
+        drop(inner);
+        core::mem::forget(budget);
         Ok(())
     }
 
@@ -290,6 +412,8 @@ impl UmadFile {
     pub(crate) fn abort_send(&self, send: &Packet) {
         let mut inner = self.inner.lock();
         let unlisted = inner.end_send(send);
+        inner.under_way.end(send.send_cost());
+        inner.counters.sent -= 1;
         drop(inner);
         drop(unlisted);
     }
@@ -303,7 +427,9 @@ impl UmadFile {
         let packet = ListArc::from(packet);
         let mut inner = self.inner.lock();
         let unlisted = inner.end_send(&packet);
+        inner.under_way.end(packet.send_cost());
         let rejected = if status == SendStatus::TimedOut {
+            inner.counters.timed_out += 1;
             inner.queue_packet(packet)
         } else {
             Some(packet)
@@ -315,11 +441,15 @@ impl UmadFile {
     pub(crate) fn queue_received(&self, packet: ListArc<Packet>, request: Option<&Packet>) {
         let mut inner = self.inner.lock();
         let unlisted = request.and_then(|request| inner.end_send(request));
-        let rejected = if inner.queue.is_full() {
-            Some(packet)
-        } else {
+        let rejected = if inner.queue.has_room_for(&packet) {
             inner.queue_packet(packet)
+        } else {
+            inner.counters.dropped += 1;
+            Some(packet)
         };
+        if rejected.is_none() {
+            inner.counters.received += 1;
+        }
         self.unlock_and_wake(inner, rejected, unlisted);
     }
 
@@ -442,7 +572,7 @@ impl Operations for UmadFile {
         if !device.accessible_from_current_netns() {
             return Err(EPERM);
         }
-        let file = Self::new(port.clone(), node.into())?;
+        let file = Self::new(port.clone(), node.into(), device.name())?;
         port.enter(&file)?;
         Ok(file)
     }
@@ -481,6 +611,10 @@ impl Operations for UmadFile {
         } else {
             PollEvents::WRITABLE.and(PollEvents::READABLE)
         }
+    }
+
+    fn show_fdinfo(file: ArcBorrow<'_, Self>, to: &SeqFile) {
+        fdinfo::show(&file, to);
     }
 
     /// Errors: `ENOTTY` for an unknown number, and see [`register`].

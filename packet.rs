@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    bounds,
     outstanding::SendKey,
     rdma::{
         mad::{
@@ -57,6 +58,8 @@ pub(crate) struct SentMad {
     header: MadHeader,
     /// What it is known by among the outstanding sends.
     key: SendKey,
+    /// What it costs until it is done, see [`bounds`].
+    cost: usize,
 }
 
 enum Body {
@@ -140,19 +143,25 @@ impl Packet {
         Ok(PacketMemory(UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?))
     }
 
-    /// Makes a packet of a send. `header` is what the writer wrote, `mad` what goes onto the wire.
+    /// Makes a packet of a send. `header` is what the writer wrote, `mad` what goes onto the wire;
+    /// `cost` is what the file pays until it is done.
     pub(crate) fn sent(
         memory: PacketMemory,
         seat: Seat,
         header: PacketHeader,
         mad: MadHeader,
         key: SendKey,
+        cost: usize,
     ) -> Result<Arc<Self>> {
         let header = PacketHeader {
             status: STATUS_TIMED_OUT,
             ..header
         };
-        let body = Body::Sent(SentMad { header: mad, key });
+        let body = Body::Sent(SentMad {
+            header: mad,
+            key,
+            cost,
+        });
         Ok(memory
             .0
             .pin_init_with(Self::new(seat, header, body))?
@@ -172,6 +181,14 @@ impl Packet {
         }
     }
 
+    /// What a send costs until it is done. 0 for a received MAD.
+    pub(crate) fn send_cost(&self) -> usize {
+        match &self.body {
+            Body::Sent(sent) => sent.cost,
+            Body::Received(_) => 0,
+        }
+    }
+
     /// Position in the receive queue.
     pub(crate) fn position(&self) -> u64 {
         self.position.load(Relaxed)
@@ -180,6 +197,14 @@ impl Packet {
     /// Sets the position in the receive queue. Under the file's lock.
     pub(crate) fn set_position(&self, position: u64) {
         self.position.store(position, Relaxed);
+    }
+
+    /// What the packet costs while it is not read, see [`bounds`].
+    pub(crate) fn cost(&self) -> usize {
+        match &self.body {
+            Body::Received(mad) => bounds::received_cost(mad.segments(), mad.segment_len()),
+            Body::Sent(_) => bounds::timeout_cost(),
+        }
     }
 
     /// Whether the send counts as outstanding. Under the file's lock.

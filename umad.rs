@@ -52,8 +52,10 @@
 
 mod agents;
 mod bindings;
+mod bounds;
 mod chrdev;
 mod compat;
+mod fdinfo;
 mod file;
 mod issm;
 mod numbers;
@@ -85,6 +87,20 @@ module! {
     description: "InfiniBand userspace MAD packet access",
     license: "Dual BSD/GPL",
     alias: ["rdma-client-umad", "rdma-client-issm"],
+    params: {
+        max_message: usize {
+            default: 256 << 20,
+            description: "Bytes of the longest message that write() takes (default 256 MiB)",
+        },
+        max_outstanding: usize {
+            default: 512 << 20,
+            description: "Bytes that the sends of one file may take until they are done (default 512 MiB)",
+        },
+        max_unread: usize {
+            default: 512 << 20,
+            description: "Bytes that the received MADs of one file may take until they are read (default 512 MiB)",
+        },
+    },
 }
 
 /// The module: it is registered as the client "umad", and by the name "issm" besides.

@@ -14,7 +14,11 @@ use crate::{
         FileAgent,
         Handler, //
     },
-    file::UmadFile,
+    bounds,
+    file::{
+        SendBudget,
+        UmadFile, //
+    },
     outstanding::{
         Room,
         SendKey, //
@@ -66,7 +70,8 @@ const MAX_SINGLE_MAD: usize = 2048;
 ///
 /// In this order: `EINVAL` if it is shorter than packet header and RMPP header; `EFAULT` if the packet
 /// header cannot be read; `EINVAL` for an agent id that cannot be; `EFAULT` if the RMPP header cannot be
-/// read; `EIO` if there is no such agent (any more);
+/// read; `EIO` if there is no such agent (any more); `EMSGSIZE` for a message over the bound, and
+/// `ENOBUFS` if the file's sends would be over theirs, see [`bounds`];
 /// `EINVAL` if the MAD is shorter than its class's headers; what [`AddressHandle::new`] says; `EINVAL`
 /// if it is too long for one MAD and not sent by RMPP; `ENOMEM`; `EFAULT` if the rest cannot be read;
 /// `EINVAL` for a duplicate, see [`crate::outstanding`]; what posting says (`EINVAL` for a class without
@@ -82,10 +87,15 @@ pub(crate) fn write(file: &UmadFile, mut from: UserSliceReader) -> Result<usize>
     let id = AgentId::from_user(header.id)?;
     let head: [u8; RMPP_HDR_LEN] = from.read()?;
     let kernel_rmpp = file.agent_has_kernel_rmpp(id).ok_or(EIO)?;
-    let written = Written::copy(header, head, from, mad_len, kernel_rmpp);
+    let mut written = Written::new(header, head, mad_len, kernel_rmpp);
+    if written.is_copied && !bounds::is_message_allowed(mad_len) {
+        return Err(EMSGSIZE);
+    }
+    let budget = file.begin_write(written.cost())?;
+    written.copy_rest(from);
     let memory = Memory::new(&written)?;
     let (agent, seat) = file.agent(id).ok_or(EIO)?;
-    send(file, &agent, seat, &written, memory)?;
+    send(file, &agent, seat, &written, memory, budget)?;
     Ok(count)
 }
 
@@ -111,15 +121,16 @@ struct Written {
     /// MAD header and RMPP header, or what is there in other classes.
     head: [u8; RMPP_HDR_LEN],
     mad_len: usize,
+    /// What is too long for one MAD and is not sent by RMPP is refused later, whatever is in it.
+    is_copied: bool,
     /// The rest of the MAD, or why it could not be copied.
     rest: Result<KVVec<u8>>,
 }
 
 impl Written {
-    fn copy(
+    fn new(
         header: PacketHeader,
         head: [u8; RMPP_HDR_LEN],
-        from: UserSliceReader,
         mad_len: usize,
         kernel_rmpp: bool,
     ) -> Self {
@@ -127,14 +138,23 @@ impl Written {
             header,
             head,
             mad_len,
+            is_copied: false,
             rest: Err(EINVAL),
         };
-        // What is too long for one MAD and is not sent by RMPP is refused later, whatever is in it.
-        if mad_len <= MAX_SINGLE_MAD || (kernel_rmpp && written.wants_rmpp()) {
-            let mut rest = KVVec::new();
-            written.rest = from.read_all(&mut rest, GFP_KERNEL_ACCOUNT).map(|()| rest);
-        }
+        written.is_copied = mad_len <= MAX_SINGLE_MAD || (kernel_rmpp && written.wants_rmpp());
         written
+    }
+
+    fn copy_rest(&mut self, from: UserSliceReader) {
+        if self.is_copied {
+            let mut rest = KVVec::new();
+            self.rest = from.read_all(&mut rest, GFP_KERNEL_ACCOUNT).map(|()| rest);
+        }
+    }
+
+    /// What the send costs until it is done.
+    fn cost(&self) -> usize {
+        bounds::send_cost(if self.is_copied { self.mad_len } else { 0 })
     }
 
     fn mad_header(&self) -> MadHeader {
@@ -203,6 +223,7 @@ fn send(
     seat: Seat,
     written: &Written,
     memory: Memory,
+    budget: SendBudget<'_>,
 ) -> Result {
     let mut header = written.mad_header();
     let hdr_len = mad::class_header_len(header.mgmt_class());
@@ -232,10 +253,17 @@ fn send(
     fill(&mut mad, written, &header, rest, hdr_len, rmpp, kernel_rmpp);
 
     let key = SendKey::new(&written.header, &header);
-    let send = Packet::sent(memory.packet, seat, written.header, header, key)?;
+    let send = Packet::sent(
+        memory.packet,
+        seat,
+        written.header,
+        header,
+        key,
+        budget.cost(),
+    )?;
     // An agent that does RMPP itself sends many MADs with one transaction id.
     let user_segment = !kernel_rmpp && written.wants_rmpp();
-    file.begin_send(&send, memory.room, !user_segment)?;
+    file.begin_send(&send, budget, memory.room, !user_segment)?;
     mad.post(ah, written.header.timeout_ms, written.header.retries, send)
         .map_err(|(e, send)| {
             file.abort_send(&send);
