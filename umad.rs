@@ -50,6 +50,8 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[path = "bindings/abi_check.rs"]
+mod abi_check;
 mod agents;
 mod bindings;
 mod bounds;

@@ -22,7 +22,7 @@
 //!
 //! # Layers
 //!
-//! Only [`verbs`] and the shared `chrdev` have unsafe code. `chrdev`, `compat` and the lists for bindgen are
+//! Only [`verbs`] and the shared `chrdev` have unsafe code. `chrdev`, `compat` and `bindings` are
 //! those of `ib_umad`, by path: the two modules are built apart, but from one source.
 //!
 //! # Locks
@@ -34,6 +34,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod agenda;
+#[path = "../../bindings/mod.rs"]
 mod bindings;
 // The module uses a part of them only.
 #[allow(dead_code)]
