@@ -186,7 +186,7 @@ pub(crate) struct Counters {
     pub(crate) dropped: u64,
     /// Frames that a fault sent twice.
     pub(crate) duplicated: u64,
-    /// Frames that had nowhere to go: port down, no such LID.
+    /// Frames that had nowhere to go: port down, no such LID, data in a device wired to user space.
     pub(crate) undeliverable: u64,
     /// Frames that found no queue pair, or none that receives.
     pub(crate) no_queue_pair: u64,
@@ -194,6 +194,8 @@ pub(crate) struct Counters {
     pub(crate) no_buffer: u64,
     /// Frames with a P_Key that is not the port's.
     pub(crate) pkey_violations: u64,
+    /// Datagrams with a Q_Key that is not the queue pair's.
+    pub(crate) qkey_violations: u64,
     /// MADs that were offered to `process_mad`.
     pub(crate) offered: u64,
     /// MADs that `process_mad` answered.
@@ -255,5 +257,5 @@ const _: () = assert!(size_of::<PortParams>() == 64);
 const _: () = assert!(size_of::<Create>() == 736);
 const _: () = assert!(size_of::<PortChange>() == 72);
 const _: () = assert!(size_of::<Faults>() == 56);
-const _: () = assert!(size_of::<Counters>() == 144);
+const _: () = assert!(size_of::<Counters>() == 152);
 const _: () = assert!(size_of::<FrameHeader>() == 88);

@@ -201,6 +201,7 @@ pub struct Counters {
     pub no_queue_pair: u64,
     pub no_buffer: u64,
     pub pkey_violations: u64,
+    pub qkey_violations: u64,
     pub offered: u64,
     pub answered: u64,
     pub modified: u64,
@@ -267,7 +268,7 @@ const _: () = assert!(size_of::<FrameHeader>() == 88);
 const _: () = assert!(size_of::<Create>() == 736);
 const _: () = assert!(size_of::<PortChange>() == 72);
 const _: () = assert!(size_of::<Faults>() == 56);
-const _: () = assert!(size_of::<Counters>() == 144);
+const _: () = assert!(size_of::<Counters>() == 152);
 
 mod ioctl {
     use super::{Counters, Create, Faults, PortChange};
@@ -685,8 +686,14 @@ pub mod attr {
     pub const PORT_INFO: u16 = 0x15;
     /// P_KeyTable.
     pub const PKEY_TABLE: u16 = 0x16;
+    /// SLtoVLMappingTable.
+    pub const SL_TO_VL: u16 = 0x17;
+    /// VLArbitrationTable.
+    pub const VL_ARBITRATION: u16 = 0x18;
     /// LinearForwardingTable.
     pub const LINEAR_FORWARDING: u16 = 0x19;
+    /// MulticastForwardingTable.
+    pub const MULTICAST_FORWARDING: u16 = 0x1b;
     /// SMInfo.
     pub const SM_INFO: u16 = 0x20;
 }
@@ -727,6 +734,12 @@ impl Smp {
             *to = *from;
         }
         smp
+    }
+
+    /// With this M_Key.
+    pub fn m_key(mut self, m_key: u64) -> Self {
+        self.0[24..32].copy_from_slice(&m_key.to_be_bytes());
+        self
     }
 
     /// With this data.
