@@ -135,7 +135,7 @@ impl ControlFile {
             .port(change.number)?
             .state
             .lock()
-            .change(&change.port)?;
+            .change(&change.port, change.state)?;
         node.announce(change.number, &changes);
         Ok(())
     }

@@ -399,7 +399,9 @@ impl Node {
             }
             return;
         }
-        let own = !frame.is_permissive() && {
+        // A subnet management agent in user space answers those to the own LID, too.
+        let theirs = self.user_sma && frame.dest_qp == 0;
+        let own = !theirs && !frame.is_permissive() && {
             let state = port.state.lock();
             state.passes(&frame) && state.owns_lid(frame.dlid)
         };

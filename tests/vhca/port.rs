@@ -158,20 +158,29 @@ impl PortState {
             *first = DEFAULT_PKEY;
         }
         // Nobody knows the port yet.
-        let _ = this.change(params)?;
+        let _ = this.change(params, 0)?;
         Ok(this)
     }
 
-    /// Changes what user space wants changed.
+    /// Changes what user space wants changed; `state` counts with [`uapi::PORT_SET_STATE`].
     ///
     /// # Errors
     ///
     /// `EINVAL` if something is out of range; nothing is changed then.
-    pub(crate) fn change(&mut self, params: &PortParams) -> Result<Changes> {
+    pub(crate) fn change(&mut self, params: &PortParams, state: u32) -> Result<Changes> {
         let lmc = u8::try_from(params.lmc).map_err(|_| EINVAL)?;
         if lmc > 7 || params.flags & !uapi::PORT_FLAGS != 0 {
             return Err(EINVAL);
         }
+        let wanted = if params.flags & uapi::PORT_SET_STATE != 0 {
+            let state = u8::try_from(state).map_err(|_| EINVAL)?;
+            if !(state::INIT..=state::ACTIVE).contains(&state) {
+                return Err(EINVAL);
+            }
+            Some(state)
+        } else {
+            None
+        };
         let before = self.summary();
         self.lid = params.lid;
         self.lmc = lmc;
@@ -189,7 +198,14 @@ impl PortState {
         self.held_down = params.flags & uapi::PORT_DOWN != 0;
         self.self_active = params.flags & uapi::PORT_WAIT_FOR_SM == 0;
         self.settle();
-        Ok(self.changes(&before, pkeys_change))
+        if let Some(wanted) = wanted.filter(|_| self.is_up()) {
+            self.state = wanted;
+        }
+        let mut changes = self.changes(&before, pkeys_change);
+        if params.flags & uapi::PORT_REREGISTER != 0 {
+            changes.push(PortEvent::ClientReregister);
+        }
+        Ok(changes)
     }
 
     /// As user space sees it.

@@ -68,8 +68,12 @@ pub(crate) const CREATE_FLAGS: u32 = CREATE_NO_PROCESS_MAD | CREATE_USER_SMA;
 pub(crate) const PORT_DOWN: u32 = 1;
 /// [`PortParams::flags`]: the port does not go further than Init by itself, a subnet manager does that.
 pub(crate) const PORT_WAIT_FOR_SM: u32 = 2;
+/// [`PortParams::flags`] of [`SET_PORT`]: the port, if it is up, goes to [`PortChange::state`].
+pub(crate) const PORT_SET_STATE: u32 = 4;
+/// [`PortParams::flags`] of [`SET_PORT`]: clients are told to register anew with the subnet manager.
+pub(crate) const PORT_REREGISTER: u32 = 8;
 /// All flags that [`PortParams::flags`] may have.
-pub(crate) const PORT_FLAGS: u32 = PORT_DOWN | PORT_WAIT_FOR_SM;
+pub(crate) const PORT_FLAGS: u32 = PORT_DOWN | PORT_WAIT_FOR_SM | PORT_SET_STATE | PORT_REREGISTER;
 
 /// What a port is like.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
@@ -125,7 +129,7 @@ pub(crate) struct Create {
 pub(crate) struct PortChange {
     /// Number of the port.
     pub(crate) number: u32,
-    /// PortState, filled in by [`GET_PORT`].
+    /// PortState, filled in by [`GET_PORT`]; with [`PORT_SET_STATE`] what it is to be.
     pub(crate) state: u32,
     /// The port.
     pub(crate) port: PortParams,
