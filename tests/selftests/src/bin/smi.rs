@@ -8,8 +8,9 @@
 
 use ktap::prelude::*;
 use selftests::vhca::{
-    answer, attr, direct, smi, wait_for_umad, Agent, Faults, Module, Pair, Shape, Smp, Spec, Vhca,
-    DIRECTED, DIRECTION, LID_ROUTED, NO_PROCESS_MAD, PORT_DOWN, TIMED_OUT, UNSUPPORTED,
+    answer, attr, direct, smi, wait_for_umad, Agent, Faults, Module, Pair, Shape, Smp, Spec,
+    SpecExt, Vhca, VhcaExt, DIRECTED, DIRECTION, LID_ROUTED, NO_PROCESS_MAD, PORT_DOWN, TIMED_OUT,
+    UNSUPPORTED,
 };
 use umad::sysfs;
 
@@ -444,7 +445,8 @@ fn main() -> std::process::ExitCode {
                 ..Faults::default()
             };
             pair.a.faults(late)?;
-            pair.b.faults(late)
+            pair.b.faults(late)?;
+            Ok(())
         })
     });
     area.check("an answer that comes twice is given once", || {
@@ -465,7 +467,8 @@ fn main() -> std::process::ExitCode {
             pair.a.faults(Faults {
                 complete_delay_ms: 400,
                 ..Faults::default()
-            })
+            })?;
+            Ok(())
         })
     });
     area.check("a node that answers late", || {
@@ -473,7 +476,8 @@ fn main() -> std::process::ExitCode {
             pair.b.faults(Faults {
                 process_mad_delay_ms: 400,
                 ..Faults::default()
-            })
+            })?;
+            Ok(())
         })
     });
     area.check(
