@@ -198,7 +198,7 @@ impl PortState {
         self.held_down = params.flags & uapi::PORT_DOWN != 0;
         self.self_active = params.flags & uapi::PORT_WAIT_FOR_SM == 0;
         self.settle();
-        if let Some(wanted) = wanted.filter(|_| self.is_up()) {
+        if let Some(wanted) = wanted.filter(|_| self.state != state::DOWN) {
             self.state = wanted;
         }
         let mut changes = self.changes(&before, pkeys_change);
