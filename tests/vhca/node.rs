@@ -154,6 +154,8 @@ pub(crate) struct Node {
     outbox: Option<Arc<Outbox>>,
     /// User space answers directed-route SMPs that go nowhere.
     user_sma: bool,
+    /// It is no device of this host: nobody else looks at its MADs.
+    external: bool,
 }
 
 impl Node {
@@ -188,6 +190,7 @@ impl Node {
         let switch = Switch::new(u8::try_from(count).unwrap_or(0))?;
         let (description, events) = (create.node_desc, Arc::pin_init(Events::new(), GFP_KERNEL)?);
         let user_sma = create.flags & uapi::CREATE_USER_SMA != 0;
+        let external = create.flags & uapi::CREATE_EXTERNAL != 0;
         let agenda = Agenda::new()?;
         let alarm = Alarm::new(agenda.clone());
         Arc::pin_init(
@@ -205,6 +208,7 @@ impl Node {
                 alarm <- alarm,
                 outbox,
                 user_sma,
+                external,
             }),
             GFP_KERNEL,
         )
@@ -460,7 +464,7 @@ impl Node {
         match next {
             Next::Out(out) if out != 0 => self.leave(u32::from(out), frame),
             Next::Here => {
-                if self.answer_directed(number, &mut frame).is_some() {
+                if self.answer(number, &mut frame).is_some() {
                     let back = directed::turn(&mut frame.payload);
                     self.leave(u32::from(back), frame);
                 }
@@ -470,7 +474,7 @@ impl Node {
     }
 
     /// Replaces a request to the switch by its answer, if it has one. Does not sleep.
-    fn answer_directed(&self, number: u32, frame: &mut Frame) -> Option<()> {
+    fn answer(&self, number: u32, frame: &mut Frame) -> Option<()> {
         self.counters.offered.count();
         let offered = OfferedMad {
             port: number,
@@ -554,6 +558,10 @@ impl Node {
         let Ok(port) = self.port(managing) else {
             return;
         };
+        if self.external {
+            self.answer_by_lid(managing, frame);
+            return;
+        }
         let qp = if frame.is_data() {
             self.data.lock().find(frame.dest_qp)
         } else {
@@ -564,6 +572,22 @@ impl Node {
             return;
         };
         self.hand_over(managing, &qp, frame);
+    }
+
+    /// Answers a MAD by LID, if the agent has an answer.
+    fn answer_by_lid(&self, managing: u32, frame: &Frame) {
+        let answer = frame.duplicate().ok().and_then(|mut answer| {
+            self.answer(managing, &mut answer)?;
+            Some(answer)
+        });
+        let Some(mut answer) = answer else {
+            self.counters.no_queue_pair.count();
+            return;
+        };
+        (answer.dlid, answer.slid) = (frame.slid, frame.dlid);
+        (answer.dest_qp, answer.src_qp) = (frame.src_qp, frame.dest_qp);
+        answer.grh = None;
+        self.start(managing, answer);
     }
 
     /// Gives a frame to all queue pairs of a group at a port.

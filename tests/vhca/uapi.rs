@@ -61,8 +61,12 @@ pub(crate) const WIRING_USER: u32 = 1;
 pub(crate) const CREATE_NO_PROCESS_MAD: u32 = 1;
 /// [`Create::flags`]: directed-route SMPs that go nowhere are answered by the control file's reader.
 pub(crate) const CREATE_USER_SMA: u32 = 2;
+/// [`Create::flags`]: the node stands in the fabric, and is no device of this host: a switch. Its agent
+/// answers by itself. There is no other way to have a switch beside `ib_cm`, which looks in front of its
+/// table of ports where one has number 0.
+pub(crate) const CREATE_EXTERNAL: u32 = 4;
 /// All flags that [`Create::flags`] may have.
-pub(crate) const CREATE_FLAGS: u32 = CREATE_NO_PROCESS_MAD | CREATE_USER_SMA;
+pub(crate) const CREATE_FLAGS: u32 = CREATE_NO_PROCESS_MAD | CREATE_USER_SMA | CREATE_EXTERNAL;
 
 /// [`PortParams::flags`]: the port is down, whatever is at its cable.
 pub(crate) const PORT_DOWN: u32 = 1;
@@ -115,7 +119,8 @@ pub(crate) struct Create {
     pub(crate) reserved: u32,
     /// GUID of the node; 0 for one that the kernel chooses. Ports have the GUIDs behind it.
     pub(crate) node_guid: u64,
-    /// Name, ended by a zero; empty for `vhcaN`. The kernel writes the name that the device got.
+    /// Name, ended by a zero; empty for `vhcaN`. The kernel writes the name that the device got,
+    /// if it is one.
     pub(crate) name: [u8; 64],
     /// NodeDescription.
     pub(crate) node_desc: [u8; 64],

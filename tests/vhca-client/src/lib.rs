@@ -47,6 +47,9 @@ pub const NO_PROCESS_MAD: u32 = 1;
 /// Directed-route SMPs that go nowhere are answered by the control file's reader.
 pub const USER_SMA: u32 = 2;
 
+/// The node, a switch, stands in the fabric only, and is no device of this host.
+pub const EXTERNAL: u32 = 4;
+
 /// The bit of the capability mask that says that a subnet manager runs on the port.
 pub const IS_SM: u32 = 1 << 1;
 

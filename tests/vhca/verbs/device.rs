@@ -73,9 +73,9 @@ impl PortCaps {
             | bindings::RDMA_CORE_CAP_IB_SA
             | bindings::RDMA_CORE_CAP_AF_IB,
     );
-    /// Queue pair 1 of a switch: without the clients that only hosts have. `ib_cm` even writes in front of
-    /// its table of ports where one has number 0.
-    pub(crate) const SWITCH_GSI: Self = Self(bindings::RDMA_CORE_CAP_IB_MAD);
+    /// Queue pair 1 of a switch: without the clients that only hosts have.
+    pub(crate) const SWITCH_GSI: Self =
+        Self(bindings::RDMA_CORE_CAP_IB_MAD | bindings::RDMA_CORE_CAP_IB_CM);
     /// MADs of 2,048 bytes, LIDs of 32 bits.
     pub(crate) const OPA: Self =
         Self(bindings::RDMA_CORE_CAP_OPA_MAD | bindings::RDMA_CORE_CAP_OPA_AH);
