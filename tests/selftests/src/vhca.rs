@@ -15,8 +15,8 @@ use nix::kmod::{delete_module, finit_module, DeleteModuleFlags, ModuleInitFlags}
 use umad::{sysfs, PkeyIndex};
 use vhca::CONTROL;
 pub use vhca::{
-    Counters, Faults, Frame, PortParams, Shape, Spec, Vhca, IS_SM, NO_PROCESS_MAD, PORT_DOWN,
-    PORT_WAIT_FOR_SM, USER_SMA,
+    Counters, Faults, Frame, PortParams, Shape, Spec, Vhca, EXTERNAL, IS_SM, NO_PROCESS_MAD,
+    PORT_DOWN, PORT_WAIT_FOR_SM, USER_SMA,
 };
 
 const NAME: &CStr = c"ib_vhca";

@@ -13,8 +13,8 @@ use std::process::{Child, Command, Stdio};
 use ktap::kmsg::Mark;
 use ktap::prelude::*;
 use selftests::vhca::{
-    answer, attr, direct, Module, Shape, Smp, Spec, Vhca, EXTERNAL, NO_PROCESS_MAD, PORT_DOWN,
-    PORT_WAIT_FOR_SM,
+    answer, attr, direct, Module, Shape, Smp, Spec, SpecExt, Vhca, VhcaExt, EXTERNAL,
+    NO_PROCESS_MAD, PORT_DOWN, PORT_WAIT_FOR_SM,
 };
 use umad::sysfs;
 
