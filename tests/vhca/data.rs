@@ -121,9 +121,8 @@ impl DataQueues {
         mgid: Option<&[u8; 16]>,
         mlid: u32,
     ) -> Option<Arc<QueuePair>> {
-        let of_group = |member: &&Member| {
-            member.mlid == mlid && mgid.map_or(true, |mgid| *mgid == member.mgid)
-        };
+        let of_group =
+            |member: &&Member| member.mlid == mlid && mgid.is_none_or(|mgid| *mgid == member.mgid);
         let member = self.members.iter().filter(of_group).nth(n)?;
         Some(member.qp.clone())
     }

@@ -23,7 +23,7 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::Mode;
 use selftests::task::{Task, MUST, MUST_NOT};
-use selftests::vhca::{Module, Shape, Spec, IS_SM};
+use selftests::vhca::{Module, Shape, Spec, SpecExt, VhcaExt, IS_SM};
 
 const PACKET: usize = 64 + 256;
 

@@ -379,7 +379,7 @@ fn main() -> std::process::ExitCode {
                 info[26..28].copy_from_slice(&lease.to_be_bytes());
                 info[32] &= 0xf0;
                 info[33] = 0;
-                info[34] = level << 6 | info[34] & 0x3f;
+                info[34] = (level << 6) | info[34] & 0x3f;
                 let smp = Smp::directed(Method::SET, attr::PORT_INFO, 1, &[1]);
                 Ok(smp.m_key(key).data(&info))
             };
