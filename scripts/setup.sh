@@ -18,6 +18,8 @@ here=$(dirname "${BASH_SOURCE[0]}")
 . "$here/build.sh"
 # shellcheck source=guest.sh
 . "$here/guest.sh"
+# shellcheck source=programs.sh
+. "$here/programs.sh"
 
 # setup_begin: locks, in the order use, out, set-up
 setup_begin() {
