@@ -9,19 +9,20 @@ export KDIR
 export KERNEL_RELEASE = $(KERNEL)
 export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL INSTALL_MOD_PATH
 
-.PHONY: modules modules_install clean help kernel update run test shell lint fmt distclean
+.PHONY: modules modules_install clean help kernel update run test test-fabric shell lint fmt distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test shell lint fmt distclean:
+clean kernel update run test test-fabric shell lint fmt distclean:
 	@scripts/$@
 
 help:
 	@echo 'In a guest, with everything that is needed set up by itself (root, Debian 12 or 13, amd64):'
 	@echo '  run              build the module, boot a stock Debian kernel, exchange MADs'
-	@echo '  test             linters, unit tests, and all selftests on the C module and on ours'
-	@echo '                   (AREAS="read write" and IMPL="rust" choose)'
+	@echo '  test             linters, unit tests, all selftests and the programs of the field, on the C module and on ours'
+	@echo '                   (AREAS="read write programs" and IMPL="rust" choose)'
+	@echo '  test-fabric      OpenSM on a fabric of more than a thousand nodes, on both modules'
 	@echo '  shell            a shell in the guest, with the module loaded'
 	@echo '  lint, fmt        only the linters; lay out the Rust code'
 	@echo '  update           look for a newer kernel'

@@ -38,10 +38,10 @@ guest_options() {
 	# 5-level page tables of an emulated processor trouble some kernels.
 	tcg) printf '%s\n' -accel tcg,thread=multi -cpu max,la57=off ;;
 	esac
-	# After an oops nothing that the guest says is worth the wait: end at once.
+	# After an oops nothing that the guest says is worth the wait, unless it is what one waits for: end at once.
 	printf '%s\n' -smp 2 -m "${UMAD_GUEST_MEMORY:-2G}" -display none -nic none -no-reboot \
 		-kernel "$KERNEL/boot/vmlinuz" -initrd "$INITRD" \
-		-append "console=ttyS0 panic=-1 oops=panic quiet loglevel=3 log_buf_len=16M no_timer_check"
+		-append "console=ttyS0 panic=-1${GUEST_LIVES_ON:- oops=panic} quiet loglevel=3 log_buf_len=16M no_timer_check"
 	share root "$ROOT" ro
 	share kernel "$KERNEL" ro
 	share build "$OUT" ro

@@ -100,6 +100,7 @@ pub struct Check<'a> {
     timeout: Duration,
     improvement: Option<u32>,
     racy: Option<String>,
+    crashes_c: bool,
 }
 
 impl Check<'_> {
@@ -112,6 +113,13 @@ impl Check<'_> {
     /// The C module fails only sometimes, for this reason: an improvement may pass there.
     pub fn racy(&mut self, why: &str) -> &mut Self {
         self.racy = Some(why.to_owned());
+        self
+    }
+
+    /// The C module, and with it the kernel, dies of this check: there it is run only if `UMAD_CRASH` is
+    /// set, in a guest of its own, and then nothing else is.
+    pub fn crashes_c(&mut self) -> &mut Self {
+        self.crashes_c = true;
         self
     }
 
@@ -150,6 +158,7 @@ impl<'a> Area<'a> {
             timeout: Duration::from_secs(120),
             improvement: None,
             racy: None,
+            crashes_c: false,
         });
         &mut self.checks[at]
     }
@@ -165,8 +174,20 @@ impl<'a> Area<'a> {
             }
         };
         let wanted: Vec<String> = std::env::args().skip(1).collect();
-        let checks: Vec<_> = self
+        let crash = std::env::var_os("UMAD_CRASH").is_some();
+        let (checks, elsewhere): (Vec<_>, Vec<_>) = self
             .checks
+            .into_iter()
+            .partition(|c| c.crashes_c == crash || module == Impl::Rust && !crash);
+        if !crash {
+            for check in &elsewhere {
+                println!(
+                    "# in a guest of its own, as the C module crashes the kernel: {}",
+                    check.name
+                );
+            }
+        }
+        let checks: Vec<_> = checks
             .into_iter()
             .filter(|c| wanted.is_empty() || wanted.iter().any(|w| c.name.contains(w)))
             .collect();

@@ -483,33 +483,30 @@ fn main() -> std::process::ExitCode {
             Ok(())
         },
     );
-    area.check("the device goes while another waits for issm: that one gets ENXIO at once", || {
-        if ktap::Impl::current()? == ktap::Impl::C {
-            return skip(
-                "improvement 2: the C module gives the dead port to the waiter, which crashes the kernel",
-            );
-        }
-        let device = lone()?;
-        let path = device.issm(1)?;
-        let held = open(&path)?;
-        let mut waiting: Vec<_> = (0..3).map(|_| waiter(&path)).collect();
-        device.unplug()?;
-        for task in &mut waiting {
-            let got = task
-                .result(MUST)
-                .and_then(|got| got.as_ref().err())
-                .copied();
-            ensure_eq!(got, Some(Errno::ENXIO));
-        }
-        drop(held);
-        Ok(())
-    });
+    area.check(
+        "the device goes while another waits for issm: that one gets ENXIO at once",
+        || {
+            let device = lone()?;
+            let path = device.issm(1)?;
+            let held = open(&path)?;
+            let mut waiting: Vec<_> = (0..3).map(|_| waiter(&path)).collect();
+            device.unplug()?;
+            let at_once = waiting[0].within(MUST);
+            drop(held);
+            ensure!(at_once, "it still waits");
+            for task in &mut waiting {
+                let got = task
+                    .result(MUST)
+                    .and_then(|got| got.as_ref().err())
+                    .copied();
+                ensure_eq!(got, Some(Errno::ENXIO));
+            }
+            Ok(())
+        },
+    )
+    .improvement(2)
+    .crashes_c();
     area.check("a stale node, its device held open: ENXIO", || {
-        if ktap::Impl::current()? == ktap::Impl::C {
-            return skip(
-                "improvement 2: the C module says EAGAIN or, when the holder has closed, crashes the kernel",
-            );
-        }
         let device = lone()?;
         let path = device.issm(1)?;
         // An inode of its own keeps the cdev as long as the first open of it is cached.
@@ -525,13 +522,11 @@ fn main() -> std::process::ExitCode {
         ensure_errno!(while_held, ENXIO, "while it is held");
         ensure_errno!(after, ENXIO, "after the close");
         Ok(())
-    });
+    })
+    .improvement(2);
     area.check(
         "opens race with the removal of the device: each gets it, or ENXIO",
         || {
-            if ktap::Impl::current()? == ktap::Impl::C {
-                return skip("improvement 2: the C module can crash the kernel in this race");
-            }
             // A thousand races: eight ports, an opener for each.
             for _ in 0..125 {
                 let device = Spec::new(Shape::Ca, 8).plug()?;
@@ -559,7 +554,10 @@ fn main() -> std::process::ExitCode {
             Ok(())
         },
     )
-    .timeout(240);
+    .timeout(240)
+    .improvement(2)
+    .racy("an open() has to come in a short moment")
+    .crashes_c();
 
     for shape in [
         Shape::Ca,
