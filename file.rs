@@ -20,6 +20,11 @@ use crate::{
         Evicted,
         FileAgent, //
     },
+    cache::{
+        All,
+        Cache,
+        Room as CacheRoom, //
+    },
     chrdev::{
         file::{
             OpenFlags,
@@ -45,6 +50,10 @@ use crate::{
         RecvQueue, //
     },
     rdma::{
+        address::{
+            Address,
+            AddressHandle, //
+        },
         agent::SendStatus,
         revocable::{
             Owner,
@@ -96,7 +105,13 @@ struct Inner {
     agents: AgentTable,
     queue: RecvQueue,
     outstanding: Outstanding,
+    /// Address handles that were used.
+    handles: Handles,
 }
+
+/// Address handles by their addresses. All are of the file's port, and so of the protection domain that
+/// its agents share; the P_Key is said with each send, and is no part of them.
+type Handles = Cache<[u64; 4], Arc<AddressHandle>>;
 
 /// An open umad file.
 #[pin_data]
@@ -132,6 +147,7 @@ impl UmadFile {
                     agents: AgentTable::new(),
                     queue: RecvQueue::new(),
                     outstanding: Outstanding::new(),
+                    handles: Cache::new(),
                 }, "UmadFile::inner"),
                 waiters <- new_wait_queue!("UmadFile::waiters"),
             }),
@@ -226,6 +242,53 @@ impl UmadFile {
     pub(crate) fn agent(&self, id: AgentId) -> Option<(User<FileAgent>, Seat)> {
         let inner = self.inner.lock();
         inner.alive.then(|| inner.agents.get(id))?
+    }
+
+    /// A handle on an address, kept since an earlier send, or made now, which sleeps.
+    ///
+    /// A handle is kept until something changes that it was made from, or it is a second old, or others
+    /// have been used more recently; sends that are under way hold it besides.
+    ///
+    /// # Errors
+    ///
+    /// What [`AddressHandle::new`] says.
+    pub(crate) fn address_handle(
+        &self,
+        agent: &FileAgent,
+        address: &Address,
+    ) -> Result<Arc<AddressHandle>> {
+        let key = address.words();
+        let mut inner = self.inner.lock();
+        let kept = inner.handles.get(&key).cloned();
+        let needs_room = inner.handles.needs_room();
+        drop(inner);
+        match kept {
+            Some(handle) if handle.is_current() => return Ok(handle),
+            old => drop(old),
+        }
+        let handle = Arc::new(AddressHandle::new(agent, address)?, GFP_KERNEL)?;
+        // A file that gets no memory keeps none.
+        let room = if needs_room {
+            CacheRoom::new().ok()
+        } else {
+            None
+        };
+        let mut inner = self.inner.lock();
+        // Asked under the lock: who forgets the handles has let a new epoch begin before.
+        let fallen = (inner.alive && handle.may_be_kept())
+            .then(|| inner.handles.put(key, handle.clone(), room));
+        drop(inner);
+        drop(fallen);
+        Ok(handle)
+    }
+
+    /// Keeps no address handle that is there now.
+    pub(crate) fn forget_handles(&self) {
+        drop(self.take_handles());
+    }
+
+    fn take_handles(&self) -> All<[u64; 4], Arc<AddressHandle>> {
+        self.inner.lock().handles.take()
     }
 
     /// Takes an agent out of the table; the caller is to retire it.
@@ -400,9 +463,11 @@ impl UmadFile {
         drop(packets);
     }
 
-    /// Kills the file and returns its agents, which the caller is to retire.
+    /// Kills the file, lets go of its address handles, and returns its agents, which the caller is to
+    /// retire. Sleeps.
     pub(crate) fn shut(&self) -> Evicted {
         self.kill();
+        self.forget_handles();
         self.inner.lock().agents.evict()
     }
 }

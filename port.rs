@@ -28,6 +28,10 @@ use crate::{
         Numbers, //
     },
     rdma::{
+        changes::{
+            EventRegistration,
+            Watcher, //
+        },
         client::{
             Alias,
             AliasSlot,
@@ -133,6 +137,13 @@ impl Port {
         drop(node);
     }
 
+    /// The file after another, in the order of their keys.
+    fn file_after(&self, key: usize) -> Option<Arc<UmadFile>> {
+        let files = self.files.lock();
+        let cursor = files.as_ref()?.cursor_lower_bound(&key.checked_add(1)?)?;
+        Some(cursor.current().1.clone())
+    }
+
     /// Lets nothing begin any more on the files of a device that is revoked, and wakes all who wait.
     /// Returns the files, whose agents are to be retired.
     fn kill_files(&self) -> Option<Files> {
@@ -141,6 +152,18 @@ impl Port {
             file.kill();
         }
         files
+    }
+}
+
+impl Watcher for Port {
+    /// No file keeps what was made before: it would be of no use, and it keeps an entry of the GID
+    /// table that may have been removed.
+    fn changed(&self) {
+        let mut key = 0;
+        while let Some(file) = self.file_after(key) {
+            key = file_key(&file);
+            file.forget_handles();
+        }
     }
 }
 
@@ -155,6 +178,8 @@ fn file_key(file: &Arc<UmadFile>) -> usize {
 /// The nodes of a port.
 pub(crate) struct PortNodes {
     port: Arc<Port>,
+    /// Lets the port be told of events; gone before the device is waited for.
+    events: Option<EventRegistration<Port>>,
     umad: Option<Node<UmadFile>>,
     issm: Option<Node<IssmFile>>,
     /// Files that were open when the device went, until their agents are retired.
@@ -183,6 +208,7 @@ impl PortNodes {
         ports.push(
             Self {
                 port: port.clone(),
+                events: None,
                 umad: None,
                 issm: None,
                 killed: None,
@@ -191,6 +217,7 @@ impl PortNodes {
             GFP_KERNEL,
         )?;
         let nodes = ports.last_mut().ok_or(ENODEV)?;
+        nodes.events = Some(EventRegistration::new(guard.clone(), port.clone())?);
         let (class, parent) = (&context.class, guard.parent());
         nodes.umad = Some(Node::add(
             class,
@@ -211,6 +238,7 @@ fn take_down(device: &Device, ports: &mut [PortNodes]) {
     for nodes in ports.iter_mut() {
         drop(nodes.issm.take());
         drop(nodes.umad.take());
+        drop(nodes.events.take());
     }
     let revoked = device.revoke();
     // First all are told, of all ports, and no new send begins; then the sends that are under way are

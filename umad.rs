@@ -24,7 +24,8 @@
 //!
 //! open() makes a [`file::UmadFile`] and enters it into its port. ioctls register agents ([`register`]),
 //! which have seats ([`seat`]) in the file's table ([`agents`]). write() copies a MAD, borrows its agent, makes an
-//! address handle and a send buffer, and posts it ([`write`]); from then on the send belongs to
+//! address handle, or takes one that the file has kept ([`cache`]), makes a send buffer, and posts it
+//! ([`write`]); from then on the send belongs to
 //! `ib_mad`, and is listed among the outstanding ones ([`outstanding`]). Received MADs, and sends that
 //! nobody answered, become packets ([`packet`]) in the file's queue ([`queue`]), which read() copies out.
 //! The close of the last descriptor retires the agents and drops what is queued.
@@ -46,12 +47,13 @@
 //! and none that another file or open() needs (3 to 5), is held while a program's memory is touched, an
 //! address handle made, an agent registered or unregistered, or a send posted. Nor is an agent borrowed,
 //! or a send buffer held, while a program's memory is touched: the removal of a device waits for those.
-//! And nothing with a destructor that calls `ib_core` is dropped under a lock.
+//! And nothing with a destructor that calls `ib_core` is dropped under a lock, address handles included.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod agents;
 mod bindings;
+mod cache;
 mod chrdev;
 mod compat;
 mod file;
@@ -73,9 +75,12 @@ use chrdev::class::{
     ClassSpec, //
 };
 use kernel::prelude::*;
-use rdma::client::{
-    AliasRegistration,
-    Registration, //
+use rdma::{
+    changes::NetworkRegistration,
+    client::{
+        AliasRegistration,
+        Registration, //
+    }, //
 };
 
 module! {
@@ -88,8 +93,11 @@ module! {
 }
 
 /// The module: it is registered as the client "umad", and by the name "issm" besides.
+///
+/// DROP ORDER: changes are noticed as long as there are files.
 struct UmadModule {
     _clients: AliasRegistration<port::IssmAlias>,
+    _network: NetworkRegistration,
 }
 
 impl kernel::Module for UmadModule {
@@ -97,9 +105,11 @@ impl kernel::Module for UmadModule {
         let numbers = numbers::Numbers::register(sysfs::UmadClass::NAME)?;
         let class =
             Class::register().inspect_err(|_| pr_err!("cannot make the class infiniband_mad\n"))?;
+        let network = NetworkRegistration::new()?;
         let umad = Registration::new(port::Context { class, numbers })?;
         Ok(Self {
             _clients: AliasRegistration::new(umad)?,
+            _network: network,
         })
     }
 }

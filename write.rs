@@ -26,7 +26,6 @@ use crate::{
     rdma::{
         address::{
             Address,
-            AddressHandle,
             GlobalRoute, //
         },
         mad::{
@@ -67,7 +66,7 @@ const MAX_SINGLE_MAD: usize = 2048;
 /// In this order: `EINVAL` if it is shorter than packet header and RMPP header; `EFAULT` if the packet
 /// header cannot be read; `EINVAL` for an agent id that cannot be; `EFAULT` if the RMPP header cannot be
 /// read; `EIO` if there is no such agent (any more);
-/// `EINVAL` if the MAD is shorter than its class's headers; what [`AddressHandle::new`] says; `EINVAL`
+/// `EINVAL` if the MAD is shorter than its class's headers; what [`UmadFile::address_handle`] says; `EINVAL`
 /// if it is too long for one MAD and not sent by RMPP; `ENOMEM`; `EFAULT` if the rest cannot be read;
 /// `EINVAL` for a duplicate, see [`crate::outstanding`]; what posting says (`EINVAL` for a class without
 /// RMPP from an agent with RMPP, among others).
@@ -210,7 +209,7 @@ fn send(
     let kernel_rmpp = agent.kernel_rmpp();
     let rmpp = kernel_rmpp && written.wants_rmpp();
 
-    let ah = AddressHandle::new(agent, &written.address())?;
+    let ah = file.address_handle(agent, &written.address())?;
     let mut mad = SendMad::new(
         agent,
         Shape {

@@ -12,12 +12,19 @@
 #include <linux/device.h>
 #include <linux/fs.h>
 #include <linux/idr.h>
+#include <linux/jiffies.h>
 #include <linux/kdev_t.h>
+#include <linux/netdevice.h>
 #include <linux/nospec.h>
 #include <linux/poll.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/wait.h>
+#include <net/fib_notifier.h>
+#include <net/net_namespace.h>
+#include <net/netevent.h>
+#include <net/netns/generic.h>
+#include <rdma/ib_cache.h>
 #include <rdma/ib_mad.h>
 #include <rdma/ib_smi.h>
 #include <rdma/ib_user_mad.h>
@@ -75,7 +82,21 @@ static inline void umad_device_attribute_set_show(struct device_attribute *attr,
 	attr->show = show;
 }
 
-/* wake_up_interruptible() and wake_up_interruptible_all() are macros. */
+/* HZ is a macro, and the kernel crate's has the value of user space. */
+enum { UMAD_HZ = HZ };
+
+/* A variable that changes by itself. */
+static inline unsigned long umad_jiffies(void)
+{
+	return jiffies;
+}
+
+static inline void *umad_net_generic(const struct net *net, unsigned int id)
+{
+	return net_generic(net, id);
+}
+
+/* wake_up_interruptible_all() is a macro. */
 static inline void umad_wake_up_interruptible_all(struct wait_queue_head *wq)
 {
 	wake_up_interruptible_all(wq);

@@ -205,11 +205,11 @@ impl<H: MadHandler> Agent<H> {
         // no handler runs any more.
         let (handler, buf, status) =
             unsafe { (&*(*agent).context.cast::<H>(), (*wc).send_buf, (*wc).status) };
-        // SAFETY: `post` put the foreign pointer there, and `ib_mad` completes each send once.
+        // SAFETY: `post` put the foreign pointers there, and `ib_mad` completes each send once.
         let (send, ah) = unsafe {
             (
                 H::Send::from_foreign((*buf).context[0]),
-                NonNull::new((*buf).ah),
+                Arc::<AddressHandle>::from_foreign((*buf).context[1]),
             )
         };
         handler.sent(
@@ -220,8 +220,7 @@ impl<H: MadHandler> Agent<H> {
                 _ => SendStatus::Failed,
             },
         );
-        // SAFETY: `post` left the handle to the send; the agent keeps the protection domain.
-        drop(ah.map(|ah| unsafe { AddressHandle::from_raw(ah) }));
+        drop(ah);
         // SAFETY: A completed send belongs to its poster. Last, since it lets go of the agent.
         unsafe { bindings::ib_free_send_mad(buf) };
     }

@@ -30,6 +30,7 @@ use kernel::{
         to_result, //
     },
     prelude::*,
+    sync::Arc,
     types::ForeignOwnable, //
 };
 
@@ -132,7 +133,7 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
     /// What `ib_post_send_mad` says, and `send` back: the handler is not called for it.
     pub(crate) fn post(
         self,
-        ah: AddressHandle<'a>,
+        ah: Arc<AddressHandle>,
         timeout_ms: u32,
         retries: u32,
         send: H::Send,
@@ -147,7 +148,8 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
         // SAFETY: By the type invariant, the buffer is ours until it is posted. `ib_mad` takes the bits
         // of `timeout_ms` as unsigned again.
         unsafe {
-            (*buf).ah = ah.into_raw();
+            (*buf).ah = ah.as_raw();
+            (*buf).context[1] = ah.into_foreign();
             (*buf).timeout_ms = timeout_ms.cast_signed_bits();
             (*buf).retries = retries.cast_signed_bits();
             (*buf).context[0] = send.into_foreign();
@@ -158,10 +160,10 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
             Err(e) => {
                 // SAFETY: The send was refused, so all of it is ours again.
                 let send = unsafe {
-                    let ah = NonNull::new((*buf).ah);
+                    let ah = Arc::<AddressHandle>::from_foreign((*buf).context[1]);
                     let send = H::Send::from_foreign((*buf).context[0]);
                     bindings::ib_free_send_mad(buf);
-                    drop(ah.map(|ah| AddressHandle::from_raw(ah)));
+                    drop(ah);
                     send
                 };
                 Err((e, send))

@@ -76,7 +76,10 @@ fn parse(text: &str) -> Outcome<(Vec<String>, BTreeMap<String, Row>)> {
 pub fn print(kernel: &str, file: &str, limits: Option<&str>) -> Outcome {
     let (order, rows) = parse(&fs::read_to_string(file).what(file)?)?;
     let width = order.iter().map(String::len).max().unwrap_or(0);
-    let rule = format!("{:=<width$}  {0:=<11}  {0:=<11}  {0:=<6}  {0:=<7}  {0:=<7}", "");
+    let rule = format!(
+        "{:=<width$}  {0:=<11}  {0:=<11}  {0:=<6}  {0:=<7}  {0:=<7}",
+        ""
+    );
     println!("Executed instructions, Linux {kernel}:");
     println!();
     println!("{rule}");
