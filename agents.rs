@@ -15,7 +15,10 @@
 
 use crate::{
     file::UmadFile,
-    packet::Packet,
+    packet::{
+        Packet,
+        Sender, //
+    },
     rdma::{
         agent::{
             Agent,
@@ -24,7 +27,8 @@ use crate::{
         },
         recv::{
             RecvInfo,
-            RecvMad, //
+            RecvMad,
+            WayBack, //
         },
         revocable::{
             Owner,
@@ -238,9 +242,17 @@ impl MadHandler for Handler {
     }
 
     fn received(&self, mad: RecvMad, info: &RecvInfo<'_>, request: Option<ArcBorrow<'_, Packet>>) {
+        let sender = match info.way_back() {
+            WayBack::Local => Sender::Local,
+            WayBack::Global(source) => match self.file.way_back(&source) {
+                Ok(sender) => sender,
+                // Nobody could be answered.
+                Err(_) => return,
+            },
+        };
         // Nobody can be told that a MAD was lost; the sender's timeout does.
-        if let Ok(packet) = Packet::received(self.seat, mad, info) {
-            self.file.queue_received(packet, request.as_deref());
+        if let Ok(packet) = Packet::received(self.seat, mad, info, sender) {
+            UmadFile::queue_received(&self.file, packet, request.as_deref());
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::{
         Evicted,
         FileAgent, //
     },
+    arrivals::Arrivals,
     cache::{
         All,
         Cache,
@@ -36,18 +37,23 @@ use crate::{
             PollEvents,
             PollTable,
             WaitQueue, //
-        }, //
+        },
+        work, //
     },
     outstanding::{
         Outstanding,
         Room,
         Unlisted, //
     },
-    packet::Packet,
+    packet::{
+        Packet,
+        Sender, //
+    },
     port::Port,
     queue::{
         Next,
-        RecvQueue, //
+        RecvQueue,
+        MAX_UNREAD, //
     },
     rdma::{
         address::{
@@ -55,6 +61,7 @@ use crate::{
             AddressHandle, //
         },
         agent::SendStatus,
+        recv::GlobalSource,
         revocable::{
             Owner,
             User, //
@@ -73,9 +80,11 @@ use crate::{
 };
 use kernel::{
     device,
+    impl_has_work,
     list::ListArc,
     new_mutex,
     new_spinlock,
+    new_work,
     prelude::*,
     sync::{
         aref::ARef,
@@ -92,6 +101,11 @@ use kernel::{
         UserPtr,
         UserSliceReader,
         UserSliceWriter, //
+    },
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
     }, //
 };
 
@@ -107,6 +121,7 @@ struct Inner {
     outstanding: Outstanding,
     /// Address handles that were used.
     handles: Handles,
+    arrivals: Arrivals,
 }
 
 /// Address handles by their addresses. All are of the file's port, and so of the protection domain that
@@ -127,9 +142,16 @@ pub(crate) struct UmadFile {
     sieving: Mutex<()>,
     #[pin]
     inner: SpinLock<Inner>,
+    /// Finds the way back of arrivals.
+    #[pin]
+    finder: Work<UmadFile>,
     /// Readers and pollers, waiting for a packet or for the device to go.
     #[pin]
     waiters: WaitQueue,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for UmadFile { self.finder }
 }
 
 impl UmadFile {
@@ -148,7 +170,9 @@ impl UmadFile {
                     queue: RecvQueue::new(),
                     outstanding: Outstanding::new(),
                     handles: Cache::new(),
+                    arrivals: Arrivals::new(),
                 }, "UmadFile::inner"),
+                finder <- new_work!("UmadFile::finder"),
                 waiters <- new_wait_queue!("UmadFile::waiters"),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -374,16 +398,79 @@ impl UmadFile {
         self.unlock_and_wake(inner, rejected, unlisted);
     }
 
+    /// The way back to the sender of a MAD that came with a GRH, as far as it can be told without
+    /// waiting. Called by handlers.
+    ///
+    /// # Errors
+    ///
+    /// That there is none.
+    pub(crate) fn way_back(&self, source: &GlobalSource<'_>) -> Result<Sender> {
+        if !source.asks_network() {
+            return source.find().map(Sender::Found);
+        }
+        let known = self.port.recall_way(source);
+        Ok(known.map_or_else(|| Sender::NotFoundYet(source.to_owned()), Sender::Found))
+    }
+
     /// A MAD was received; `request` is the send that it is the response to. Called by handlers.
-    pub(crate) fn queue_received(&self, packet: ListArc<Packet>, request: Option<&Packet>) {
-        let mut inner = self.inner.lock();
+    pub(crate) fn queue_received(
+        file: &Arc<Self>,
+        packet: ListArc<Packet>,
+        request: Option<&Packet>,
+    ) {
+        let mut inner = file.inner.lock();
+        if inner.arrivals.is_busy() || packet.source().is_some() {
+            let mut rejected = None;
+            let mut ask = false;
+            if inner.is_full() || !inner.alive {
+                rejected = Some(packet);
+            } else {
+                // A request whose response is on its way ends when `ib_mad` says so.
+                ask = inner.arrivals.push(packet);
+            }
+            drop(inner);
+            drop(rejected);
+            if ask {
+                // If the item is still at its end, it runs once more.
+                let _ = workqueue::system_unbound().enqueue(file.clone());
+            }
+            return;
+        }
         let unlisted = request.and_then(|request| inner.end_send(request));
-        let rejected = if inner.queue.is_full() {
+        let rejected = if inner.is_full() {
             Some(packet)
         } else {
             inner.queue_packet(packet)
         };
-        self.unlock_and_wake(inner, rejected, unlisted);
+        file.unlock_and_wake(inner, rejected, unlisted);
+    }
+
+    /// Queues all arrivals, once their way back is found.
+    fn find_ways(&self) {
+        loop {
+            let next = self.inner.lock().arrivals.pop();
+            let Some(packet) = next else { break };
+            // Without a way back it is dropped: nobody could be answered.
+            let Some(packet) = self.find_way(packet) else {
+                continue;
+            };
+            let mut inner = self.inner.lock();
+            let rejected = if inner.is_full() {
+                Some(packet)
+            } else {
+                inner.queue_packet(packet)
+            };
+            self.unlock_and_wake(inner, rejected, None);
+        }
+    }
+
+    fn find_way(&self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
+        let Some(source) = packet.source() else {
+            return Some(packet);
+        };
+        let device = self.port.device()?;
+        let global = self.port.find_way(&device, source).ok()?;
+        Packet::found(packet, &global)
     }
 
     /// Lets go of the file's lock, and then wakes readers, unless the packet was rejected, and drops
@@ -447,10 +534,12 @@ impl UmadFile {
 
     /// The device is gone, or the file is closed: ends everything of the file. Sleeps until the last
     /// handler has returned, and no writer is in the middle of a send.
-    pub(crate) fn retire_agents(agents: Evicted) {
-        for agent in agents.into_iter().flatten() {
+    pub(crate) fn end(&self) {
+        for agent in self.shut().into_iter().flatten() {
             agent.retire();
         }
+        // No handler asks for it any more.
+        work::wait_for(&self.finder);
     }
 
     /// Lets nothing begin in the file any more, and wakes everybody. Does not sleep.
@@ -458,21 +547,36 @@ impl UmadFile {
         let mut inner = self.inner.lock();
         inner.alive = false;
         let packets = inner.queue.take();
+        let arrivals = inner.arrivals.take();
         drop(inner);
         self.waiters.wake_all();
         drop(packets);
+        drop(arrivals);
     }
 
     /// Kills the file, lets go of its address handles, and returns its agents, which the caller is to
     /// retire. Sleeps.
-    pub(crate) fn shut(&self) -> Evicted {
+    fn shut(&self) -> Evicted {
         self.kill();
         self.forget_handles();
         self.inner.lock().agents.evict()
     }
 }
 
+impl WorkItem for UmadFile {
+    type Pointer = Arc<UmadFile>;
+
+    fn run(file: Arc<UmadFile>) {
+        file.find_ways();
+    }
+}
+
 impl Inner {
+    /// Whether another received MAD is one too many.
+    fn is_full(&self) -> bool {
+        self.queue.len() + self.arrivals.len() > MAX_UNREAD
+    }
+
     /// Queues a packet, unless the device or its agent is gone: then the packet comes back.
     fn queue_packet(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
         if !self.alive || !self.agents.is_seated(packet.seat()) {
@@ -514,7 +618,7 @@ impl Operations for UmadFile {
 
     fn release(file: Arc<Self>) {
         file.port.leave(&file);
-        Self::retire_agents(file.shut());
+        file.end();
     }
 
     /// Errors: `EINVAL` if there is no room for a header, or not for the packet; `EIO` if the device is

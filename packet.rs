@@ -14,6 +14,7 @@
 use crate::{
     outstanding::SendKey,
     rdma::{
+        address::GlobalRoute,
         mad::{
             self,
             MadHeader,
@@ -21,7 +22,8 @@ use crate::{
         },
         recv::{
             RecvInfo,
-            RecvMad, //
+            RecvMad,
+            Source, //
         }, //
     },
     seat::Seat,
@@ -59,8 +61,25 @@ pub(crate) struct SentMad {
     key: SendKey,
 }
 
+/// A MAD that was received.
+struct ReceivedMad {
+    mad: RecvMad,
+    /// Who sent it, if the way back has to be found yet.
+    source: Option<KBox<Source>>,
+}
+
+/// Who sent a received MAD.
+pub(crate) enum Sender {
+    /// There was no GRH; the LID tells it all.
+    Local,
+    /// The way back is known.
+    Found(GlobalRoute),
+    /// The way back has to be found first, see [`crate::arrivals`].
+    NotFoundYet(Source),
+}
+
 enum Body {
-    Received(RecvMad),
+    Received(ReceivedMad),
     Sent(SentMad),
 }
 
@@ -100,13 +119,22 @@ impl Packet {
         })
     }
 
-    /// Makes a packet of a received MAD. On RoCE this may sleep, see [`RecvInfo::global`].
+    /// Makes a packet of a received MAD.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, or that there is no way back to the sender; the MAD is freed.
-    pub(crate) fn received(seat: Seat, mad: RecvMad, info: &RecvInfo<'_>) -> Result<ListArc<Self>> {
-        let global = info.global()?;
+    /// `ENOMEM`; the MAD is freed.
+    pub(crate) fn received(
+        seat: Seat,
+        mad: RecvMad,
+        info: &RecvInfo<'_>,
+        from: Sender,
+    ) -> Result<ListArc<Self>> {
+        let (global, source) = match from {
+            Sender::Local => (None, None),
+            Sender::Found(global) => (Some(global), None),
+            Sender::NotFoundYet(source) => (None, Some(KBox::new(source, GFP_KERNEL)?)),
+        };
         let header = PacketHeader {
             id: seat.id().as_u32(),
             status: 0,
@@ -119,16 +147,40 @@ impl Packet {
             lid_be: info.slid().to_be(),
             sl: info.sl(),
             path_bits: info.path_bits(),
-            grh_present: u8::from(global.is_some()),
-            gid_index: global.map_or(0, |g| g.gid_index),
-            hop_limit: global.map_or(0, |g| g.hop_limit),
-            traffic_class: global.map_or(0, |g| g.traffic_class),
-            gid: global.map_or([0; 16], |g| g.gid),
-            flow_label_be: global.map_or(0, |g| g.flow_label).to_be(),
+            grh_present: 0,
+            gid_index: 0,
+            hop_limit: 0,
+            traffic_class: 0,
+            gid: [0; 16],
+            flow_label_be: 0,
             pkey_index: info.pkey_index(),
             reserved: [0; 6],
         };
-        ListArc::pin_init(Self::new(seat, header, Body::Received(mad)), GFP_KERNEL)
+        let header = match &global {
+            Some(global) => with_way_back(header, global),
+            None => header,
+        };
+        let body = Body::Received(ReceivedMad { mad, source });
+        ListArc::pin_init(Self::new(seat, header, body), GFP_KERNEL)
+    }
+
+    /// Who sent it, if the way back has to be found yet.
+    pub(crate) fn source(&self) -> Option<&Source> {
+        match &self.body {
+            Body::Received(received) => received.source.as_deref(),
+            Body::Sent(_) => None,
+        }
+    }
+
+    /// Fills in the way back of a packet that it was missing in, and that nobody else has got.
+    pub(crate) fn found(packet: ListArc<Self>, global: &GlobalRoute) -> Option<ListArc<Self>> {
+        let mut packet = Arc::into_unique_or_drop(packet.into_arc())?;
+        let fields = packet.as_mut().project();
+        *fields.header = with_way_back(*fields.header, global);
+        if let Body::Received(received) = fields.body {
+            received.source = None;
+        }
+        Some(packet.into())
     }
 
     /// Gets memory for a send, charged to the writer.
@@ -201,7 +253,7 @@ impl Packet {
     /// header tells the length; `EFAULT`.
     pub(crate) fn copy_to(&self, buf: UserSliceWriter, layout: Layout) -> Result<usize> {
         match &self.body {
-            Body::Received(mad) => self.copy_received(mad, buf, layout),
+            Body::Received(received) => self.copy_received(&received.mad, buf, layout),
             Body::Sent(sent) => self.copy_sent(sent, buf, layout),
         }
     }
@@ -257,6 +309,19 @@ impl Packet {
         write_header(&mut to, &self.header, layout)?;
         to.write_slice(sent.header.as_bytes())?;
         Ok(total)
+    }
+}
+
+/// A header of a MAD that came with a GRH.
+fn with_way_back(header: PacketHeader, global: &GlobalRoute) -> PacketHeader {
+    PacketHeader {
+        grh_present: 1,
+        gid_index: global.gid_index,
+        hop_limit: global.hop_limit,
+        traffic_class: global.traffic_class,
+        gid: global.gid,
+        flow_label_be: global.flow_label.to_be(),
+        ..header
     }
 }
 

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    arrivals::Ways,
     chrdev::{
         class::Class,
         node::Node, //
@@ -28,6 +29,7 @@ use crate::{
         Numbers, //
     },
     rdma::{
+        address::GlobalRoute,
         changes::{
             EventRegistration,
             Watcher, //
@@ -41,6 +43,10 @@ use crate::{
         device::{
             Device,
             DeviceGuard, //
+        },
+        recv::{
+            GlobalSource,
+            Source, //
         }, //
     },
     sysfs::UmadClass,
@@ -69,6 +75,9 @@ pub(crate) struct Port {
     /// Who is the port's subnet manager.
     #[pin]
     is_sm: IsSm,
+    /// Ways back to those who sent to the port.
+    #[pin]
+    ways: Ways,
     /// The files that are open; `None` when the device is gone.
     #[pin]
     files: SpinLock<Option<Files>>,
@@ -81,6 +90,7 @@ impl Port {
                 device,
                 number,
                 is_sm <- IsSm::new(),
+                ways <- Ways::new(),
                 files <- new_spinlock!(Some(RBTree::new()), "Port::files"),
             }),
             GFP_KERNEL,
@@ -105,6 +115,20 @@ impl Port {
     /// Who is the port's subnet manager.
     pub(crate) fn is_sm(&self) -> &IsSm {
         &self.is_sm
+    }
+
+    /// The way back to a sender, if it is remembered. Does not sleep.
+    pub(crate) fn recall_way(&self, source: &GlobalSource<'_>) -> Option<GlobalRoute> {
+        self.ways.recall(self.device.changes(), source)
+    }
+
+    /// Finds the way back to a sender. Sleeps up to about a second.
+    ///
+    /// # Errors
+    ///
+    /// That there is none.
+    pub(crate) fn find_way(&self, device: &DeviceGuard, source: &Source) -> Result<GlobalRoute> {
+        self.ways.find(device, self.number, source)
     }
 
     /// Takes note of an open file, so that the removal of the device finds it.
@@ -250,7 +274,7 @@ fn take_down(device: &Device, ports: &mut [PortNodes]) {
     for nodes in ports.iter_mut() {
         let killed = nodes.killed.take();
         for file in killed.iter().flat_map(Files::values) {
-            UmadFile::retire_agents(file.shut());
+            file.end();
         }
     }
     if let Some(revoked) = revoked {

@@ -67,9 +67,9 @@ impl RecvQueue {
         self.len == 0
     }
 
-    /// Whether another received MAD is one too many.
-    pub(crate) fn is_full(&self) -> bool {
-        self.len > MAX_UNREAD
+    /// How many packets are unread.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Appends a new packet.

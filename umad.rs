@@ -47,11 +47,12 @@
 //! and none that another file or open() needs (3 to 5), is held while a program's memory is touched, an
 //! address handle made, an agent registered or unregistered, or a send posted. Nor is an agent borrowed,
 //! or a send buffer held, while a program's memory is touched: the removal of a device waits for those.
-//! And nothing with a destructor that calls `ib_core` is dropped under a lock, address handles included.
+//! And nothing with a destructor that calls `ib_core` is dropped under a lock.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod agents;
+mod arrivals;
 mod bindings;
 mod cache;
 mod chrdev;

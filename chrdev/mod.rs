@@ -13,6 +13,7 @@
 //! | a device node: a `struct cdev` and a `struct device` | [`node`] |
 //! | what a file of a node can do | [`file`] |
 //! | waiting, polling, waking | [`wait`] |
+//! | the end of a work item | [`work`] |
 //! | indices that user space chooses | [`nospec`] |
 
 pub(crate) mod class;
@@ -21,3 +22,4 @@ pub(crate) mod node;
 pub(crate) mod nospec;
 pub(crate) mod region;
 pub(crate) mod wait;
+pub(crate) mod work;

@@ -44,7 +44,7 @@ pub(crate) const CAP_IS_SM: u32 = bindings::ib_port_capability_mask_bits_IB_PORT
 /// it see to that.
 pub(crate) struct LiveDevice {
     raw: NonNull<bindings::ib_device>,
-    changes: Changes,
+    changes: Arc<Changes>,
 }
 
 // SAFETY: `ib_core` lets every function that is called here be called from any thread.
@@ -175,6 +175,7 @@ impl DeviceName {
 pub(crate) struct Device {
     #[pin]
     live: SpinLock<Option<Owner<LiveDevice>>>,
+    changes: Arc<Changes>,
 }
 
 impl Device {
@@ -185,14 +186,16 @@ impl Device {
     /// `raw` must be valid until [`Device::revoke`] and [`Revoked::wait`] have been called.
     pub(super) unsafe fn new(raw: NonNull<bindings::ib_device>) -> Result<Arc<Self>> {
         // INVARIANT: The caller keeps `raw` valid until the value is dropped, which `wait` waits for.
+        let changes = Arc::new(Changes::new(), GFP_KERNEL)?;
         let live = LiveDevice {
             raw,
-            changes: Changes::new(),
+            changes: changes.clone(),
         };
         let live = Owner::new(live, GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
                 live <- new_spinlock!(Some(live), "rdma::Device::live"),
+                changes,
             }),
             GFP_KERNEL,
         )
@@ -201,6 +204,11 @@ impl Device {
     /// The device, while it is there. Does not sleep.
     pub(crate) fn get(&self) -> Option<DeviceGuard> {
         self.live.lock().as_ref().map(Owner::share)
+    }
+
+    /// What has changed, as long as it is there.
+    pub(crate) fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// Whether the device is still there. It may be gone when the call returns.
