@@ -145,9 +145,13 @@ pub(crate) struct UmadFile {
     /// Finds the way back of arrivals.
     #[pin]
     finder: Work<UmadFile>,
-    /// Readers and pollers, waiting for a packet or for the device to go.
+    /// Those who sleep in read(): for a packet, of which each wakes one of them, or for the device to go.
     #[pin]
-    waiters: WaitQueue,
+    readers: WaitQueue,
+    /// Those who poll, by whatever call. They have a queue of their own, so that one who is woken there
+    /// and does not read after all never stands for a reader.
+    #[pin]
+    pollers: WaitQueue,
 }
 
 impl_has_work! {
@@ -173,7 +177,8 @@ impl UmadFile {
                     arrivals: Arrivals::new(),
                 }, "UmadFile::inner"),
                 finder <- new_work!("UmadFile::finder"),
-                waiters <- new_wait_queue!("UmadFile::waiters"),
+                readers <- new_wait_queue!("UmadFile::readers"),
+                pollers <- new_wait_queue!("UmadFile::pollers"),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -339,7 +344,7 @@ impl UmadFile {
         let Some(mut sieve) = sieve else { return };
         sieve.remove_all(which);
         let removed = self.inner.lock().queue.end_sieve(sieve);
-        self.waiters.wake_all();
+        self.wake_all();
         drop(removed);
     }
 
@@ -473,7 +478,19 @@ impl UmadFile {
         Packet::found(packet, &global)
     }
 
-    /// Lets go of the file's lock, and then wakes readers, unless the packet was rejected, and drops
+    /// There is one packet more to be read: by one reader, or by who polls.
+    fn wake_for_packet(&self) {
+        self.readers.wake_one();
+        self.pollers.wake_one();
+    }
+
+    /// Everybody is to look again.
+    fn wake_all(&self) {
+        self.readers.wake_all();
+        self.pollers.wake_all();
+    }
+
+    /// Lets go of the file's lock, and then wakes a reader, unless the packet was rejected, and drops
     /// what is not needed any more.
     fn unlock_and_wake(
         &self,
@@ -483,7 +500,7 @@ impl UmadFile {
     ) {
         drop(inner);
         if rejected.is_none() {
-            self.waiters.wake_all();
+            self.wake_for_packet();
         }
         drop(rejected);
         drop(unlisted);
@@ -512,11 +529,12 @@ impl UmadFile {
                 Next::Sieved => drop(self.sieving.lock()),
             }
         }
-        self.waiters.wait_until(|| match self.try_take_packet() {
-            Ok(Next::Packet(packet)) => Some(Ok(packet)),
-            Ok(Next::Empty | Next::Sieved) => None,
-            Err(e) => Some(Err(e)),
-        })?
+        self.readers
+            .wait_for_turn_until(|| match self.try_take_packet() {
+                Ok(Next::Packet(packet)) => Some(Ok(packet)),
+                Ok(Next::Empty | Next::Sieved) => None,
+                Err(e) => Some(Err(e)),
+            })?
     }
 
     /// Puts back a packet that could not be copied to its reader.
@@ -529,7 +547,7 @@ impl UmadFile {
         }
         inner.queue.put_back(packet);
         drop(inner);
-        self.waiters.wake_all();
+        self.wake_for_packet();
     }
 
     /// The device is gone, or the file is closed: ends everything of the file. Sleeps until the last
@@ -549,7 +567,7 @@ impl UmadFile {
         let packets = inner.queue.take();
         let arrivals = inner.arrivals.take();
         drop(inner);
-        self.waiters.wake_all();
+        self.wake_all();
         drop(packets);
         drop(arrivals);
     }
@@ -641,7 +659,7 @@ impl Operations for UmadFile {
     }
 
     fn poll(file: ArcBorrow<'_, Self>, table: &PollTable<'_>) -> PollEvents {
-        table.register(&file.waiters);
+        table.register(&file.pollers);
         let inner = file.inner.lock();
         if !inner.alive {
             PollEvents::ERROR

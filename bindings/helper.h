@@ -96,7 +96,16 @@ static inline void *umad_net_generic(const struct net *net, unsigned int id)
 	return net_generic(net, id);
 }
 
-/* wake_up_interruptible_all() is a macro. */
+/*
+ * wake_up_interruptible() and wake_up_interruptible_all() are macros. Whoever waits or polls queues
+ * itself before it looks for what it waits for, with a barrier between.
+ */
+static inline void umad_wake_up_interruptible(struct wait_queue_head *wq)
+{
+	if (wq_has_sleeper(wq))
+		wake_up_interruptible(wq);
+}
+
 static inline void umad_wake_up_interruptible_all(struct wait_queue_head *wq)
 {
 	wake_up_interruptible_all(wq);
