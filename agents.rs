@@ -162,14 +162,6 @@ impl AgentTable {
         })
     }
 
-    /// Whether `ib_mad` does RMPP for the agent with this id; `None` if there is no such agent.
-    pub(crate) fn has_kernel_rmpp(&self, id: AgentId) -> Option<bool> {
-        match &self.slot(id)?.state {
-            State::Live(agent) => Some(agent.kernel_rmpp()),
-            _ => None,
-        }
-    }
-
     /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.
     pub(crate) fn get(&self, id: AgentId) -> Option<(User<FileAgent>, Seat)> {
         let slot = self.slot(id)?;

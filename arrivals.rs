@@ -145,9 +145,10 @@ impl Ways {
             let needs_room = self.remembered.lock().needs_room();
             let room = if needs_room { Room::new().ok() } else { None };
             let mut remembered = self.remembered.lock();
-            let fallen = remembered.put(key.words(), (known, epoch), room);
+            let unused = room.and_then(|room| remembered.enlarge(room));
+            remembered.put(key.words(), (known, epoch));
             drop(remembered);
-            drop(fallen);
+            drop(unused);
         }
         Ok(global)
     }

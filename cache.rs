@@ -17,9 +17,15 @@ const SETS: usize = 32;
 const WAYS: usize = 4;
 
 /// What a cache is asked with: a few words that mix well enough when they are multiplied.
-pub(crate) trait Key: Copy + PartialEq {
+pub(crate) trait Key: Copy {
     /// The words.
     fn words(&self) -> impl Iterator<Item = u64>;
+
+    /// Whether all of them are the same. A few instructions, where `==` is a call.
+    fn is_same(&self, other: &Self) -> bool {
+        let words = self.words().zip(other.words());
+        words.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+    }
 }
 
 impl<const N: usize> Key for [u64; N] {
@@ -92,42 +98,39 @@ impl<K: Key, V> Cache<K, V> {
 
     /// The value of a key.
     pub(crate) fn get(&mut self, key: &K) -> Option<&V> {
-        let slot = self
-            .sets
-            .get_mut(set_of(key))?
-            .iter_mut()
-            .find(|slot| slot.entry.as_ref().is_some_and(|(there, _)| there == key))?;
+        let slot = self.sets.get_mut(set_of(key))?.iter_mut().find(|slot| {
+            slot.entry
+                .as_ref()
+                .is_some_and(|(there, _)| there.is_same(key))
+        })?;
         self.now += 1;
         slot.used = self.now;
         slot.entry.as_ref().map(|(_, value)| value)
     }
 
-    /// Puts a value in. Returns what has no place (any more).
-    pub(crate) fn put(&mut self, key: K, value: V, room: Option<Room<K, V>>) -> Fallen<K, V> {
-        let mut fallen = Fallen {
-            _value: None,
-            _room: None,
-        };
-        match room {
-            Some(Room(sets)) if self.sets.is_empty() => self.sets = sets,
-            unused => fallen._room = unused,
+    /// Takes memory. Returns it if there is some already.
+    pub(crate) fn enlarge(&mut self, room: Room<K, V>) -> Option<Room<K, V>> {
+        if !self.needs_room() {
+            return Some(room);
         }
+        self.sets = room.0;
+        None
+    }
+
+    /// Puts a value in. Returns what has no place (any more).
+    pub(crate) fn put(&mut self, key: K, value: V) -> Option<V> {
         let Some(set) = self.sets.get_mut(set_of(&key)) else {
-            fallen._value = Some(value);
-            return fallen;
+            return Some(value);
         };
         // The key's own place, or the one that was used least recently.
         let place = set.iter_mut().min_by_key(|slot| match &slot.entry {
-            Some((there, _)) if *there == key => (0, 0),
+            Some((there, _)) if there.is_same(&key) => (0, 0),
             Some(_) => (2, slot.used),
             None => (1, 0),
-        });
-        if let Some(slot) = place {
-            self.now += 1;
-            slot.used = self.now;
-            fallen._value = slot.entry.replace((key, value)).map(|(_, old)| old);
-        }
-        fallen
+        })?;
+        self.now += 1;
+        place.used = self.now;
+        place.entry.replace((key, value)).map(|(_, old)| old)
     }
 
     /// Takes out everything, and the memory with it.
@@ -136,13 +139,6 @@ impl<K: Key, V> Cache<K, V> {
             _sets: core::mem::replace(&mut self.sets, KVec::new()),
         }
     }
-}
-
-/// What fell out of a cache.
-#[must_use = "to be dropped after unlocking"]
-pub(crate) struct Fallen<K, V> {
-    _value: Option<V>,
-    _room: Option<Room<K, V>>,
 }
 
 /// All that was in a cache.

@@ -32,6 +32,7 @@ use crate::{
             Operations,
             Positioning, //
         },
+        user::UserBytes,
         wait::{
             new_wait_queue,
             PollEvents,
@@ -41,6 +42,7 @@ use crate::{
         work, //
     },
     outstanding::{
+        Lists,
         Outstanding,
         Room,
         Unlisted, //
@@ -88,6 +90,10 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         lock::{
             spinlock::SpinLockBackend,
             Guard, //
@@ -99,7 +105,6 @@ use kernel::{
     },
     uaccess::{
         UserPtr,
-        UserSliceReader,
         UserSliceWriter, //
     },
     workqueue::{
@@ -113,7 +118,6 @@ use kernel::{
 struct Inner {
     /// The device is there and the file is open.
     alive: bool,
-    layout: Layout,
     /// An agent was registered, so the layout is settled.
     used: bool,
     agents: AgentTable,
@@ -142,6 +146,11 @@ pub(crate) struct UmadFile {
     sieving: Mutex<()>,
     #[pin]
     inner: SpinLock<Inner>,
+    /// Headers have a P_Key index. Changed under the file's lock.
+    has_pkey_index: Atomic<bool>,
+    /// Memory that would have been of use, see [`UmadFile::get_memory_that_is_wanted`].
+    wants_handles: Atomic<bool>,
+    wants_lists: Atomic<bool>,
     /// Finds the way back of arrivals.
     #[pin]
     finder: Work<UmadFile>,
@@ -168,7 +177,6 @@ impl UmadFile {
                 sieving <- new_mutex!((), "UmadFile::sieving"),
                 inner <- new_spinlock!(Inner {
                     alive: true,
-                    layout: Layout::Old,
                     used: false,
                     agents: AgentTable::new(),
                     queue: RecvQueue::new(),
@@ -176,6 +184,9 @@ impl UmadFile {
                     handles: Cache::new(),
                     arrivals: Arrivals::new(),
                 }, "UmadFile::inner"),
+                has_pkey_index: Atomic::new(false),
+                wants_handles: Atomic::new(false),
+                wants_lists: Atomic::new(false),
                 finder <- new_work!("UmadFile::finder"),
                 readers <- new_wait_queue!("UmadFile::readers"),
                 pollers <- new_wait_queue!("UmadFile::pollers"),
@@ -201,7 +212,16 @@ impl UmadFile {
 
     /// The header layout. Each call asks once and keeps to the answer.
     pub(crate) fn layout(&self) -> Layout {
-        self.inner.lock().layout
+        if self.has_pkey_index.load(Relaxed) {
+            Layout::PKeyIndex
+        } else {
+            Layout::Old
+        }
+    }
+
+    fn set_layout(&self, _inner: &mut Inner, layout: Layout) {
+        self.has_pkey_index
+            .store(layout == Layout::PKeyIndex, Relaxed);
     }
 
     /// Reserves the lowest free agent id.
@@ -238,9 +258,9 @@ impl UmadFile {
         let mut inner = self.inner.lock();
         let first = !core::mem::replace(&mut inner.used, true);
         if let (true, Some(layout)) = (first, layout) {
-            inner.layout = layout;
+            self.set_layout(&mut inner, layout);
         }
-        let settled = first.then_some(inner.layout);
+        let settled = first.then_some(self.layout());
         inner.agents.confirm(seat);
         drop(inner);
         self.drop_packets(seat.id(), |packet| packet.seat().precedes(seat));
@@ -257,23 +277,47 @@ impl UmadFile {
         if inner.used {
             return Err(EINVAL);
         }
-        inner.layout = Layout::PKeyIndex;
+        self.set_layout(&mut inner, Layout::PKeyIndex);
         Ok(())
     }
 
-    /// Whether `ib_mad` does RMPP for the agent with this id; `None` if there is no such agent.
-    pub(crate) fn agent_has_kernel_rmpp(&self, id: AgentId) -> Option<bool> {
-        let inner = self.inner.lock();
-        inner.alive.then(|| inner.agents.has_kernel_rmpp(id))?
+    /// The agent with this id, its seat, and the address handle that the file keeps for an address. The
+    /// agent cannot be unregistered until the caller lets go.
+    pub(crate) fn borrow_agent(
+        &self,
+        id: AgentId,
+        address: &Address,
+    ) -> Option<(User<FileAgent>, Seat, Option<Arc<AddressHandle>>)> {
+        let key = address.words();
+        let mut inner = self.inner.lock();
+        if !inner.alive {
+            return None;
+        }
+        let (agent, seat) = inner.agents.get(id)?;
+        Some((agent, seat, inner.handles.get(&key).cloned()))
     }
 
-    /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.
-    pub(crate) fn agent(&self, id: AgentId) -> Option<(User<FileAgent>, Seat)> {
-        let inner = self.inner.lock();
-        inner.alive.then(|| inner.agents.get(id))?
+    /// Gets memory that earlier sends of the file could have made use of. It is charged to the program,
+    /// which may be made to wait for it, so that nothing may be held. Without it, all goes on as it was.
+    pub(crate) fn get_memory_that_is_wanted(&self) {
+        if self.wants_handles.load(Relaxed) {
+            self.wants_handles.store(false, Relaxed);
+            if let Ok(room) = CacheRoom::new() {
+                let unused = self.inner.lock().handles.enlarge(room);
+                drop(unused);
+            }
+        }
+        if self.wants_lists.load(Relaxed) {
+            self.wants_lists.store(false, Relaxed);
+            if let Ok(lists) = Lists::new() {
+                let unused = self.inner.lock().outstanding.spread(lists);
+                drop(unused);
+            }
+        }
     }
 
-    /// A handle on an address, kept since an earlier send, or made now, which sleeps.
+    /// A handle on an address: the `kept` one, if it is one that would be made now, or a new one, which
+    /// sleeps.
     ///
     /// A handle is kept until something changes that it was made from, or it is a second old, or others
     /// have been used more recently; sends that are under way hold it besides.
@@ -285,27 +329,26 @@ impl UmadFile {
         &self,
         agent: &FileAgent,
         address: &Address,
+        kept: Option<Arc<AddressHandle>>,
     ) -> Result<Arc<AddressHandle>> {
-        let key = address.words();
-        let mut inner = self.inner.lock();
-        let kept = inner.handles.get(&key).cloned();
-        let needs_room = inner.handles.needs_room();
-        drop(inner);
         match kept {
             Some(handle) if handle.is_current() => return Ok(handle),
             old => drop(old),
         }
         let handle = Arc::new(AddressHandle::new(agent, address)?, GFP_KERNEL)?;
-        // A file that gets no memory keeps none.
-        let room = if needs_room {
-            CacheRoom::new().ok()
+        let key = address.words();
+        let mut inner = self.inner.lock();
+        // Asked under the lock: who forgets the handles has let a new epoch begin before.
+        let fallen = if inner.alive && handle.may_be_kept() {
+            if inner.handles.needs_room() {
+                self.wants_handles.store(true, Relaxed);
+                None
+            } else {
+                inner.handles.put(key, handle.clone())
+            }
         } else {
             None
         };
-        let mut inner = self.inner.lock();
-        // Asked under the lock: who forgets the handles has let a new epoch begin before.
-        let fallen = (inner.alive && handle.may_be_kept())
-            .then(|| inner.handles.put(key, handle.clone(), room));
         drop(inner);
         drop(fallen);
         Ok(handle)
@@ -374,6 +417,9 @@ impl UmadFile {
         if let Some(room) = room {
             inner.outstanding.insert(*key, room);
             send.set_outstanding(true);
+            if inner.outstanding.wants_lists() {
+                self.wants_lists.store(true, Relaxed);
+            }
         }
         Ok(())
     }
@@ -654,7 +700,7 @@ impl Operations for UmadFile {
         copied
     }
 
-    fn write(file: ArcBorrow<'_, Self>, buf: UserSliceReader) -> Result<usize> {
+    fn write(file: ArcBorrow<'_, Self>, buf: UserBytes) -> Result<usize> {
         write::write(&file, buf)
     }
 

@@ -30,6 +30,8 @@ use crate::{
     uapi::{
         Layout,
         PacketHeader,
+        HEADER_LEN,
+        OLD_HEADER_LEN,
         STATUS_TIMED_OUT, //
     }, //
 };
@@ -196,13 +198,13 @@ impl Packet {
     pub(crate) fn sent(
         memory: PacketMemory,
         seat: Seat,
-        header: PacketHeader,
+        header: &PacketHeader,
         mad: MadHeader,
         key: SendKey,
     ) -> Result<Arc<Self>> {
         let header = PacketHeader {
             status: STATUS_TIMED_OUT,
-            ..header
+            ..*header
         };
         let body = Body::Sent(SentMad { header: mad, key });
         Ok(memory
@@ -277,7 +279,7 @@ impl Packet {
             ..self.header
         };
         write_header(&mut to, &header, layout)?;
-        to.write_slice(mad.first_segment().get(..first_len).ok_or(EIO)?)?;
+        write_part(&mut to, mad.first_segment().get(..first_len).ok_or(EIO)?)?;
         if !whole {
             return Err(ENOSPC);
         }
@@ -287,7 +289,7 @@ impl Packet {
             for segment in mad.more_segments() {
                 let data = segment.get(skip..).unwrap_or(&[]);
                 let data = data.get(..left).unwrap_or(data);
-                to.write_slice(data)?;
+                write_part(&mut to, data)?;
                 left -= data.len();
                 if left == 0 {
                     break;
@@ -307,7 +309,7 @@ impl Packet {
             return Err(EINVAL);
         }
         write_header(&mut to, &self.header, layout)?;
-        to.write_slice(sent.header.as_bytes())?;
+        to.write(sent.header.as_bytes())?;
         Ok(total)
     }
 }
@@ -327,5 +329,28 @@ fn with_way_back(header: PacketHeader, global: &GlobalRoute) -> PacketHeader {
 
 /// Writes as much of the header as the layout has.
 fn write_header(to: &mut UserSliceWriter, header: &PacketHeader, layout: Layout) -> Result {
-    to.write_slice(header.as_bytes().get(..layout.header_len()).ok_or(EINVAL)?)
+    let bytes = header.as_bytes();
+    match layout {
+        Layout::PKeyIndex => to.write(bytes.first_chunk::<HEADER_LEN>().ok_or(EINVAL)?),
+        Layout::Old => to.write(bytes.first_chunk::<OLD_HEADER_LEN>().ok_or(EINVAL)?),
+    }
+}
+
+/// Writes a part of a MAD. Those lengths that all but the last parts have are constants: these are copied
+/// without a look at where the bytes lie.
+fn write_part(to: &mut UserSliceWriter, part: &[u8]) -> Result {
+    /// Writes exactly so many bytes.
+    fn write<const LEN: usize>(to: &mut UserSliceWriter, part: &[u8]) -> Result {
+        to.write(part.first_chunk::<LEN>().ok_or(EINVAL)?)
+    }
+
+    match part.len() {
+        // A MAD, and what is left of it without the headers of vendors, device management, and subnet
+        // administration.
+        256 => write::<256>(to, part),
+        216 => write::<216>(to, part),
+        192 => write::<192>(to, part),
+        200 => write::<200>(to, part),
+        _ => to.write_slice(part),
+    }
 }

@@ -19,6 +19,7 @@
 #include <linux/poll.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
+#include <linux/uaccess.h>
 #include <linux/wait.h>
 #include <net/fib_notifier.h>
 #include <net/net_namespace.h>
@@ -94,6 +95,19 @@ static inline unsigned long umad_jiffies(void)
 static inline void *umad_net_generic(const struct net *net, unsigned int id)
 {
 	return net_generic(net, id);
+}
+
+/*
+ * Without the check of the kernel's side that hardened usercopy makes, as for a constant size: the caller
+ * has a slice.
+ */
+static inline unsigned long umad_copy_from_user_nofault(void *to, const void __user *from,
+							unsigned long n)
+{
+	pagefault_disable();
+	n = _inline_copy_from_user(to, from, n);
+	pagefault_enable();
+	return n;
 }
 
 /*

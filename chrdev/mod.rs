@@ -14,6 +14,7 @@
 //! | what a file of a node can do | [`file`] |
 //! | waiting, polling, waking | [`wait`] |
 //! | the end of a work item | [`work`] |
+//! | bytes in the memory of the program that called | [`user`] |
 //! | indices that user space chooses | [`nospec`] |
 
 pub(crate) mod class;
@@ -21,5 +22,6 @@ pub(crate) mod file;
 pub(crate) mod node;
 pub(crate) mod nospec;
 pub(crate) mod region;
+pub(crate) mod user;
 pub(crate) mod wait;
 pub(crate) mod work;
