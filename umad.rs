@@ -27,7 +27,8 @@
 //! address handle, or takes one that the file has kept ([`cache`]), makes a send buffer, and posts it
 //! ([`write`]); from then on the send belongs to
 //! `ib_mad`, and is listed among the outstanding ones ([`outstanding`]). Received MADs, and sends that
-//! nobody answered, become packets ([`packet`]) in the file's queue ([`queue`]), which read() copies out.
+//! nobody answered, become packets ([`packet`]) in the file's queue ([`queue`]), which read() copies out;
+//! where the way back to a sender has to be asked for first, they wait for that ([`arrivals`]).
 //! The close of the last descriptor retires the agents and drops what is queued.
 //!
 //! # Locks
@@ -38,16 +39,20 @@
 //! 2. `UmadFile::sieving` (mutex, one for each file): looking through the queue for packets to drop.
 //! 3. `Port::files` (spinlock, one for each port): the files that are open.
 //! 4. `UmadFile::inner` (spinlock, one for each file): agents, queue, outstanding sends, layout, life.
-//! 5. `rdma::Device::live` (spinlock, one for each device) and `IsSm::turn` (spinlock, one for each port).
+//! 5. `rdma::Device::live` (spinlock, one for each device), `IsSm::turn` and `Ways::remembered` (spinlocks,
+//!    one each for each port).
 //! 6. The locks inside wait queues.
 //!
-//! `Numbers::used` (mutex) is taken with no other held. 3 to 5 are in fact never held together.
+//! `Numbers::used` (mutex) is taken with no other held. 3 to 5 are in fact never held together. `ib_core`
+//! tells of events ([`rdma::changes`]) with locks of its own held, and 3 and 4 are taken then, one after
+//! the other; so nothing of `ib_core` is called under those.
 //!
 //! The rule that makes one process harmless to all others: no lock that a handler of `ib_mad` takes (4),
 //! and none that another file or open() needs (3 to 5), is held while a program's memory is touched, an
-//! address handle made, an agent registered or unregistered, or a send posted. Nor is an agent borrowed,
-//! or a send buffer held, while a program's memory is touched: the removal of a device waits for those.
-//! And nothing with a destructor that calls `ib_core` is dropped under a lock.
+//! address handle made or destroyed, an agent registered or unregistered, or a send posted. Nor is an agent
+//! borrowed, or a send buffer held, while a program's memory is waited for: the removal of a device waits
+//! for those. (It may be copied from while they are, if that fails where it would have to wait.) And
+//! nothing with a destructor that calls `ib_core` is dropped under a lock, address handles included.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 

@@ -4,7 +4,7 @@
 //!
 //! `umad-bench run [quick]` measures the module that is loaded, in a guest that counts instructions
 //! (`make bench`), and prints a line `operation<TAB>ticks` for each operation. `umad-bench warm` does
-//! what makes later figures steady. `umad-bench table KERNEL FILE [LIMITS]` reads the lines
+//! what makes later figures steady, and `umad-bench loop` sends and receives for ever, to be looked at. `umad-bench table KERNEL FILE [LIMITS]` reads the lines
 //! `round implementation operation ticks` of many runs and prints them as a table; with LIMITS, lines
 //! `ratio operation`, it fails if a ratio is worse by more than 3 %.
 
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match args[..] {
         ["warm"] => operations::warm(),
+        ["loop"] => operations::repeat(),
         ["run"] => operations::run(false),
         ["run", "quick"] => operations::run(true),
         ["table", kernel, file] => table::print(kernel, file, None),
@@ -37,5 +38,5 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> Outcome {
-    Err("usage: umad-bench warm | run [quick] | table KERNEL FILE [LIMITS]".into())
+    Err("usage: umad-bench warm | loop | run [quick] | table KERNEL FILE [LIMITS]".into())
 }

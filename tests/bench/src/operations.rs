@@ -311,6 +311,20 @@ pub fn warm() -> Outcome {
     Ok(())
 }
 
+/// Writes, and goes round, for ever.
+pub fn repeat() -> Outcome {
+    set_priority(Priority::First)?;
+    let link = Link::rxe(&Peers::registration(CLASS))?;
+    let mut send = link.packet(CLASS, Method::SEND, Duration::ZERO);
+    let mut get = link.packet(CLASS, Method::GET, LONG);
+    loop {
+        idle();
+        write_call(&link, &mut send)?;
+        idle();
+        round_trip(&link, &mut get)?;
+    }
+}
+
 /// Measures all operations, or some of them only.
 pub fn run(quick: bool) -> Outcome {
     set_priority(Priority::First)?;
