@@ -18,7 +18,9 @@ use crate::{
     agents::{
         AgentTable,
         Evicted,
-        FileAgent, //
+        FileAgent,
+        Reserved,
+        Slots, //
     },
     arrivals::Arrivals,
     cache::{
@@ -175,7 +177,8 @@ impl UmadFile {
                 node,
                 registering <- new_mutex!((), "UmadFile::registering"),
                 sieving <- new_mutex!((), "UmadFile::sieving"),
-                inner <- new_spinlock!(Inner {
+                // Made where it stays.
+                inner <- new_spinlock!(init!(Inner {
                     alive: true,
                     used: false,
                     agents: AgentTable::new(),
@@ -183,7 +186,7 @@ impl UmadFile {
                     outstanding: Outstanding::new(),
                     handles: Cache::new(),
                     arrivals: Arrivals::new(),
-                }, "UmadFile::inner"),
+                }), "UmadFile::inner"),
                 has_pkey_index: Atomic::new(false),
                 wants_handles: Atomic::new(false),
                 wants_lists: Atomic::new(false),
@@ -230,11 +233,22 @@ impl UmadFile {
     ///
     /// `EPIPE` if the device is gone, `ENOMEM` if all ids are taken.
     pub(crate) fn reserve_seat(&self) -> Result<Seat> {
-        let mut inner = self.inner.lock();
-        if !inner.alive {
-            return Err(EPIPE);
+        loop {
+            let mut inner = self.inner.lock();
+            if !inner.alive {
+                return Err(EPIPE);
+            }
+            match inner.agents.reserve() {
+                Reserved::Seat(seat) => return Ok(seat),
+                Reserved::Full => return Err(ENOMEM),
+                Reserved::NeedsSlots => (),
+            }
+            let few = inner.agents.is_new();
+            drop(inner);
+            let slots = Slots::new(few)?;
+            let unused = self.inner.lock().agents.enlarge(slots);
+            drop(unused);
         }
-        inner.agents.reserve().ok_or(ENOMEM)
     }
 
     /// Gives a reserved id back; the agent was not registered, or is unregistered again.
@@ -262,8 +276,11 @@ impl UmadFile {
         }
         let settled = first.then_some(self.layout());
         inner.agents.confirm(seat);
+        let may_have_packets = inner.queue.may_have(seat.id());
         drop(inner);
-        self.drop_packets(seat.id(), |packet| packet.seat().precedes(seat));
+        if may_have_packets {
+            self.drop_packets(seat.id(), |packet| packet.seat().precedes(seat));
+        }
         settled
     }
 
@@ -599,9 +616,7 @@ impl UmadFile {
     /// The device is gone, or the file is closed: ends everything of the file. Sleeps until the last
     /// handler has returned, and no writer is in the middle of a send.
     pub(crate) fn end(&self) {
-        for agent in self.shut().into_iter().flatten() {
-            agent.retire();
-        }
+        self.shut().retire();
         // No handler asks for it any more.
         work::wait_for(&self.finder);
     }

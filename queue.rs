@@ -162,6 +162,11 @@ impl RecvQueue {
         removed
     }
 
+    /// Whether there are packets of an agent id.
+    pub(crate) fn may_have(&self, id: AgentId) -> bool {
+        self.by_agent(id) > 0
+    }
+
     fn by_agent(&self, id: AgentId) -> usize {
         self.by_agent.get(id.index()).copied().unwrap_or(0)
     }

@@ -124,15 +124,11 @@ impl<H: MadHandler> Agent<H> {
         reg: &Registration,
         handler: Arc<H>,
     ) -> Result<Self> {
-        let mut req = reg.interest.map(|interest| {
-            let mut req = bindings::ib_mad_reg_req {
-                mgmt_class: interest.mgmt_class,
-                mgmt_class_version: interest.class_version,
-                oui: interest.oui,
-                ..Default::default()
-            };
-            set_bitmap(&mut req.method_mask, &interest.methods);
-            req
+        let mut req = reg.interest.map(|interest| bindings::ib_mad_reg_req {
+            mgmt_class: interest.mgmt_class,
+            mgmt_class_version: interest.class_version,
+            oui: interest.oui,
+            method_mask: bitmap(&interest.methods),
         });
         let req = req
             .as_mut()
@@ -274,15 +270,11 @@ impl<H: MadHandler> Drop for Agent<H> {
 pub(crate) const USER_RMPP: u32 = 1;
 const _: () = assert!(USER_RMPP == bindings::IB_MAD_USER_RMPP);
 
-/// Fills in a C bitmap of 128 bits, whose words are `unsigned long`.
-fn set_bitmap(bitmap: &mut [c_ulong], bits: &[u64; 2]) {
-    for bit in 0..128usize {
-        let set = bits
-            .get(bit / 64)
-            .is_some_and(|word| word >> (bit % 64) & 1 == 1);
-        let width = c_ulong::BITS as usize;
-        if let (true, Some(word)) = (set, bitmap.get_mut(bit / width)) {
-            *word |= 1 << (bit % width);
-        }
-    }
+// A C bitmap is an array of `unsigned long`.
+const _: () = assert!(c_ulong::BITS == u64::BITS);
+
+/// A set of methods as a C bitmap.
+fn bitmap(words: &[u64; 2]) -> [c_ulong; 2] {
+    // CAST: Both have 64 bits.
+    words.map(|word| word as c_ulong)
 }

@@ -127,7 +127,10 @@ fn read_call(link: &Link, packet: &mut [u8]) -> Outcome<u64> {
     let mut buf = [0; PACKET];
     let (cost, read) = timed(|| link.b.read(&mut buf));
     ensure_eq!(read?, PACKET);
-    ensure!(buf[TID.start..] == packet[TID.start..], "another packet came");
+    ensure!(
+        buf[TID.start..] == packet[TID.start..],
+        "another packet came"
+    );
     Ok(cost)
 }
 

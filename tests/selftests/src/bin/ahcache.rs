@@ -117,19 +117,22 @@ fn neighbours(area: &mut ktap::Area<'_>) {
         net.deliver(&to)?;
         Ok(())
     });
-    area.check("the neighbour is gone: the next write asks for it again", || {
-        let net = Net::new()?;
-        let to = net.to_b();
-        net.settle(&to)?;
-        let a = &net.rxe.a.netdev;
-        run(&format!("ip -6 neigh del {} dev {a}", net.peers.b.gid))?;
-        net.deliver(&to)?;
-        let there = run(&format!("ip -6 neigh show dev {a}"))?;
-        let gid = net.peers.b.gid.to_string();
-        let address: std::net::Ipv6Addr = gid.parse()?;
-        ensure!(there.contains(&address.to_string()), "neighbours: {there}");
-        Ok(())
-    });
+    area.check(
+        "the neighbour is gone: the next write asks for it again",
+        || {
+            let net = Net::new()?;
+            let to = net.to_b();
+            net.settle(&to)?;
+            let a = &net.rxe.a.netdev;
+            run(&format!("ip -6 neigh del {} dev {a}", net.peers.b.gid))?;
+            net.deliver(&to)?;
+            let there = run(&format!("ip -6 neigh show dev {a}"))?;
+            let gid = net.peers.b.gid.to_string();
+            let address: std::net::Ipv6Addr = gid.parse()?;
+            ensure!(there.contains(&address.to_string()), "neighbours: {there}");
+            Ok(())
+        },
+    );
 }
 
 fn routes(area: &mut ktap::Area<'_>) {
@@ -144,26 +147,23 @@ fn routes(area: &mut ktap::Area<'_>) {
         net.deliver(&to)?;
         Ok(())
     });
-    area.check(
-        "the receiver's hop limit is that of its route now",
-        || {
-            let net = Net::new()?;
-            let to = net.to_b();
-            let b = &net.rxe.b.netdev;
+    area.check("the receiver's hop limit is that of its route now", || {
+        let net = Net::new()?;
+        let to = net.to_b();
+        let b = &net.rxe.b.netdev;
+        net.settle(&to)?;
+        for hop_limit in [9, 200, 64] {
+            run(&format!(
+                "ip -6 route replace fe80::/64 dev {b} metric 256 hoplimit {hop_limit}"
+            ))?;
+            let got = net.deliver(&to)?.address().grh.ok_or("no GRH")?;
+            ensure_eq!(got.hop_limit, hop_limit);
             net.settle(&to)?;
-            for hop_limit in [9, 200, 64] {
-                run(&format!(
-                    "ip -6 route replace fe80::/64 dev {b} metric 256 hoplimit {hop_limit}"
-                ))?;
-                let got = net.deliver(&to)?.address().grh.ok_or("no GRH")?;
-                ensure_eq!(got.hop_limit, hop_limit);
-                net.settle(&to)?;
-                let got = net.deliver(&to)?.address().grh.ok_or("no GRH")?;
-                ensure_eq!(got.hop_limit, hop_limit);
-            }
-            Ok(())
-        },
-    );
+            let got = net.deliver(&to)?.address().grh.ok_or("no GRH")?;
+            ensure_eq!(got.hop_limit, hop_limit);
+        }
+        Ok(())
+    });
     area.check("packets of many senders keep their order", || {
         let net = Net::new()?;
         let (a, b) = (&net.rxe.a.netdev, &net.rxe.b.netdev);
@@ -199,43 +199,46 @@ fn routes(area: &mut ktap::Area<'_>) {
 }
 
 fn gids(area: &mut ktap::Area<'_>) {
-    area.check(
-        "a GID is removed, and another one takes its index",
-        || {
-            let net = Net::new()?;
-            let (a, b) = (&net.rxe.a.netdev, &net.rxe.b.netdev);
-            Net::add_address(a, "fe80::7b:1")?;
-            Net::add_address(b, "fe80::7b:2")?;
-            let ibdev = &net.rxe.a.ibdev;
-            let own = gid_index(ibdev, gid("fe80::7b:1")?)?;
-            gid_index(&net.rxe.b.ibdev, gid("fe80::7b:2")?)?;
-            let to = Address::roce(gid("fe80::7b:2")?, own);
-            net.settle(&to)?;
-            ensure_eq!(
-                net.deliver(&to)?.address().grh.map(|grh| grh.gid),
-                Some(gid("fe80::7b:1")?)
-            );
-            run(&format!("ip -6 address del fe80::7b:1/64 dev {a}"))?;
-            wait_until("the GID is gone", SOON, || {
-                sysfs::gid(ibdev, 1, own.into()).is_ok_and(|gid| gid.is_zero())
-            })?;
-            ensure!(net.send(&to)?.is_err(), "it was sent from a GID that is gone");
-            Net::add_address(a, "fe80::7b:3")?;
-            ensure_eq!(gid_index(ibdev, gid("fe80::7b:3")?)?, own);
-            ensure_eq!(
-                net.deliver(&to)?.address().grh.map(|grh| grh.gid),
-                Some(gid("fe80::7b:3")?)
-            );
-            Ok(())
-        },
-    );
+    area.check("a GID is removed, and another one takes its index", || {
+        let net = Net::new()?;
+        let (a, b) = (&net.rxe.a.netdev, &net.rxe.b.netdev);
+        Net::add_address(a, "fe80::7b:1")?;
+        Net::add_address(b, "fe80::7b:2")?;
+        let ibdev = &net.rxe.a.ibdev;
+        let own = gid_index(ibdev, gid("fe80::7b:1")?)?;
+        gid_index(&net.rxe.b.ibdev, gid("fe80::7b:2")?)?;
+        let to = Address::roce(gid("fe80::7b:2")?, own);
+        net.settle(&to)?;
+        ensure_eq!(
+            net.deliver(&to)?.address().grh.map(|grh| grh.gid),
+            Some(gid("fe80::7b:1")?)
+        );
+        run(&format!("ip -6 address del fe80::7b:1/64 dev {a}"))?;
+        wait_until("the GID is gone", SOON, || {
+            sysfs::gid(ibdev, 1, own.into()).is_ok_and(|gid| gid.is_zero())
+        })?;
+        ensure!(
+            net.send(&to)?.is_err(),
+            "it was sent from a GID that is gone"
+        );
+        Net::add_address(a, "fe80::7b:3")?;
+        ensure_eq!(gid_index(ibdev, gid("fe80::7b:3")?)?, own);
+        ensure_eq!(
+            net.deliver(&to)?.address().grh.map(|grh| grh.gid),
+            Some(gid("fe80::7b:3")?)
+        );
+        Ok(())
+    });
     area.check("the link goes down and up", || {
         let net = Net::new()?;
         let to = net.to_b();
         net.settle(&to)?;
         let a = &net.rxe.a.netdev;
         run(&format!("ip link set {a} down"))?;
-        ensure!(net.send(&to)?.is_err(), "it was sent over a link that is down");
+        ensure!(
+            net.send(&to)?.is_err(),
+            "it was sent over a link that is down"
+        );
         run(&format!("ip link set {a} up"))?;
         ktap::settle(&net.rxe.a.ibdev)?;
         wait_until("the GID is back", SOON, || {
