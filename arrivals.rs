@@ -23,13 +23,15 @@ use crate::{
         address::GlobalRoute,
         changes::{
             Changes,
-            Epoch, //
+            Epoch,
+            OwnGid, //
         },
         device::LiveDevice,
         recv::{
             GlobalSource,
             Known,
-            Source, //
+            Source,
+            SourceKey, //
         }, //
     }, //
 };
@@ -120,7 +122,9 @@ impl Ways {
     ) -> Option<GlobalRoute> {
         let key = source.key()?;
         let (known, epoch) = *self.remembered.lock().get(&key.words())?;
-        epoch.is_current(changes).then(|| source.route(&key, known))
+        let own = source.own_gid(known.gid_index)?;
+        (own.gid() == *key.own_gid() && epoch.is_current(changes, &own))
+            .then(|| source.route(&key, known))
     }
 
     /// Finds the way back, and remembers it. Sleeps up to about a second.
@@ -134,22 +138,41 @@ impl Ways {
         port: u32,
         source: &Source,
     ) -> Result<GlobalRoute> {
-        // Before it is asked: what changes from here on makes the answer an old one.
-        let epoch = Epoch::now(device, port);
-        let global = source.find(device, port)?;
-        if let (Some(key), true) = (source.key(), epoch.is_calm()) {
-            let known = Known {
-                gid_index: global.gid_index,
-                hop_limit: global.hop_limit,
-            };
-            let needs_room = self.remembered.lock().needs_room();
-            let room = if needs_room { Room::new().ok() } else { None };
-            let mut remembered = self.remembered.lock();
-            let unused = room.and_then(|room| remembered.enlarge(room));
-            remembered.put(key.words(), (known, epoch));
-            drop(remembered);
-            drop(unused);
+        let Some(key) = source.key() else {
+            return source.find(device, port);
+        };
+        // What changes after its epoch was taken makes an answer an old one; and for that the index of
+        // the own GID must be known first.
+        let stale = self.remembered.lock().get(&key.words()).copied();
+        let mut index = stale.map(|(known, _)| known.gid_index);
+        let mut global = None;
+        for _ in 0..2 {
+            let own = index.and_then(|index| OwnGid::get(device, port, index));
+            let epoch = own
+                .filter(|own| own.gid() == *key.own_gid())
+                .and_then(|own| Epoch::of_network(device, &own));
+            let found = source.find(device, port)?;
+            if let (true, Some(epoch)) = (index == Some(found.gid_index), epoch) {
+                let known = Known {
+                    gid_index: found.gid_index,
+                    hop_limit: found.hop_limit,
+                };
+                self.remember(key, known, epoch);
+                return Ok(found);
+            }
+            index = Some(found.gid_index);
+            global = Some(found);
         }
-        Ok(global)
+        global.ok_or(EAGAIN)
+    }
+
+    fn remember(&self, key: &SourceKey, known: Known, epoch: Epoch) {
+        let needs_room = self.remembered.lock().needs_room();
+        let room = if needs_room { Room::new().ok() } else { None };
+        let mut remembered = self.remembered.lock();
+        let unused = room.and_then(|room| remembered.enlarge(room));
+        remembered.put(key.words(), (known, epoch));
+        drop(remembered);
+        drop(unused);
     }
 }

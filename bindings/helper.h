@@ -21,10 +21,9 @@
 #include <linux/sched/signal.h>
 #include <linux/uaccess.h>
 #include <linux/wait.h>
-#include <net/fib_notifier.h>
+#include <net/ip6_fib.h>
 #include <net/net_namespace.h>
 #include <net/netevent.h>
-#include <net/netns/generic.h>
 #include <rdma/ib_cache.h>
 #include <rdma/ib_mad.h>
 #include <rdma/ib_smi.h>
@@ -92,9 +91,41 @@ static inline unsigned long umad_jiffies(void)
 	return jiffies;
 }
 
-static inline void *umad_net_generic(const struct net *net, unsigned int id)
+/*
+ * Numbers that change with the routes of a namespace, which are members of structures that bindgen does
+ * not read: the generations that the caches of both families go by, and, since the removal of an IPv6
+ * route does not change its one, the number of these.
+ */
+struct umad_routes {
+	int ipv4;
+	int ipv6;
+	unsigned int ipv6_entries;
+};
+
+/*
+ * Reads the numbers of the namespace that the network device of a GID is in; false if it has none (any
+ * more). An entry of the GID table loses its device when it is removed.
+ */
+static inline bool umad_gid_routes(const struct ib_gid_attr *attr, struct umad_routes *routes)
 {
-	return net_generic(net, id);
+	const struct net_device *ndev;
+
+	rcu_read_lock();
+	ndev = rcu_dereference(attr->ndev);
+	if (ndev) {
+		const struct net *net = dev_net(ndev);
+
+		routes->ipv4 = rt_genid_ipv4(net);
+#if IS_ENABLED(CONFIG_IPV6)
+		routes->ipv6 = rt_genid_ipv6(net);
+		routes->ipv6_entries = READ_ONCE(net->ipv6.rt6_stats->fib_rt_entries);
+#else
+		routes->ipv6 = 0;
+		routes->ipv6_entries = 0;
+#endif
+	}
+	rcu_read_unlock();
+	return ndev;
 }
 
 /*

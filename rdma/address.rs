@@ -9,7 +9,10 @@ use super::{
         Agent,
         MadHandler, //
     },
-    changes::Epoch,
+    changes::{
+        Epoch,
+        OwnGid, //
+    },
     device::DeviceGuard, //
 };
 use crate::bindings;
@@ -80,7 +83,8 @@ impl Address {
 /// The pointer is an address handle that nobody else destroys.
 pub(crate) struct AddressHandle {
     ah: NonNull<bindings::ib_ah>,
-    epoch: Epoch,
+    /// `None` if it is not to be used a second time.
+    epoch: Option<Epoch>,
     /// The device, and with it the protection domain: `ib_mad`, which owns that, lets go of a device
     /// after its agents' owners have. DROP ORDER: the handle is destroyed by `drop`, before this goes.
     device: DeviceGuard,
@@ -104,7 +108,16 @@ impl AddressHandle {
         let guard = agent.device();
         let device = guard.as_raw();
         // Before anything is asked: what changes from here on makes the handle an old one.
-        let epoch = Epoch::now(guard, port);
+        let own = match &address.global {
+            Some(global) if guard.cap_eth_ah(port) => {
+                Some(OwnGid::get(guard, port, global.gid_index))
+            }
+            _ => None,
+        };
+        let epoch = match &own {
+            Some(own) => own.as_ref().and_then(|own| Epoch::of_network(guard, own)),
+            None => Some(Epoch::of_device(guard)),
+        };
         let mut attr = bindings::rdma_ah_attr::default();
         let attr = &raw mut attr;
         // SAFETY: `attr` is valid for the whole of this function, and the device for as long as the
@@ -136,47 +149,54 @@ impl AddressHandle {
         let ah = from_err_ptr(unsafe {
             bindings::rdma_create_user_ah((*(*agent.as_raw()).qp).pd, attr, null_mut())
         })?;
+        let ah = NonNull::new(ah).ok_or(ENOMEM)?;
+        // SAFETY: The handle was just made.
+        let used = unsafe { (*ah.as_ptr()).sgid_attr };
+        // The entry may have been replaced before the handle was made.
+        let same = own
+            .flatten()
+            .is_none_or(|own| core::ptr::eq(own.as_raw(), used));
         // INVARIANT: The handle was just made.
         Ok(Self {
-            ah: NonNull::new(ah).ok_or(ENOMEM)?,
-            epoch,
+            ah,
+            epoch: epoch.filter(|_| same),
             device: guard.clone(),
         })
     }
 
     /// Whether a handle made now would be the same: nothing that it was made from has changed.
     pub(crate) fn is_current(&self) -> bool {
-        self.epoch.is_current(self.device.changes()) && self.has_its_gid()
-    }
-
-    /// Whether the handle may be kept for later sends. Calls nothing.
-    pub(crate) fn may_be_kept(&self) -> bool {
-        self.epoch.is_calm() && self.epoch.is_current(self.device.changes())
-    }
-
-    /// Whether the own GID that the handle was made with still stands at its index. Not every change of
-    /// that table is told.
-    fn has_its_gid(&self) -> bool {
-        // SAFETY: By the type invariant; a handle keeps the table's entry, so that it can be read. The
-        // reference that `rdma_get_gid_attr` takes is put again.
+        // SAFETY: By the type invariant; a handle keeps the entry of the GID table that it was made with.
+        // On RoCE it has one.
         unsafe {
             let own = (*self.ah.as_ptr()).sgid_attr;
-            if own.is_null() {
-                return true;
-            }
-            let there = bindings::rdma_get_gid_attr(
-                self.device.as_raw(),
-                (*own).port_num,
-                // CAST: Indices of the table fit.
-                (*own).index as c_int,
-            );
-            let there = match from_err_ptr(there.cast_mut()) {
-                Ok(there) => there,
-                Err(_) => return false,
-            };
-            bindings::rdma_put_gid_attr(there);
-            core::ptr::eq(there, own)
+            self.epoch.as_ref().is_some_and(|epoch| {
+                epoch.is_current_for(self.device.changes(), own)
+                    && (own.is_null() || epoch.is_of_network() || self.has_its_gid(own))
+            })
         }
+    }
+
+    /// Whether the handle may be kept for later sends: nothing was told since it was made. Calls nothing.
+    pub(crate) fn may_be_kept(&self) -> bool {
+        self.epoch
+            .as_ref()
+            .is_some_and(|epoch| epoch.is_untold(self.device.changes()))
+    }
+
+    /// Whether the own GID that the handle was made with still stands at its index. On InfiniBand the
+    /// table may change before that is told.
+    ///
+    /// # Safety
+    ///
+    /// `own` must be the entry that the handle was made with.
+    unsafe fn has_its_gid(&self, own: *const bindings::ib_gid_attr) -> bool {
+        // SAFETY: By the caller; a handle keeps the entry.
+        let (port, index) = unsafe { ((*own).port_num, (*own).index) };
+        u8::try_from(index).is_ok_and(|index| {
+            OwnGid::get(&self.device, port, index)
+                .is_some_and(|there| core::ptr::eq(there.as_raw(), own))
+        })
     }
 
     /// Whether the handle was made in this protection domain.

@@ -3,19 +3,17 @@
 //! What address handles, and the ways back to senders, are made from: when it changes.
 //!
 //! C headers: `include/rdma/ib_verbs.h`, `struct ib_event_handler`; `include/net/netevent.h`;
-//! `include/net/fib_notifier.h`; `include/linux/netdevice.h`
+//! `include/linux/netdevice.h`
 //!
 //! Whoever keeps something that was made of a device's tables, or on RoCE of what the network said, asks
 //! for an [`Epoch`] *before* it is made and keeps it beside. What is kept counts only while its epoch
-//! [`is_current`](Epoch::is_current): every change that is told begins a new one, and in any case it
-//! ends after [`MAX_AGE_MS`], since not everything is told (a hop limit set by sysctl, tables inside a
-//! driver).
+//! [`is_current`](Epoch::is_current): every change begins a new one, and in any case it ends after
+//! [`MAX_AGE_MS`], since not everything shows (a hop limit set by sysctl, tables inside a driver).
 //!
-//! Told are, of a device, the events of `ib_core` ([`EventRegistration`]): GIDs, LIDs, P_Keys, subnet
-//! manager, ports. Of the network, which only counts on RoCE, and of all namespaces alike
-//! ([`NetworkRegistration`]): neighbours, redirects, network devices, routes and routing rules. Some
-//! of the latter are told a moment before they can be seen, so what was made within [`CALM_JIFFIES`]
-//! of such a change is not to be kept at all ([`Epoch::is_calm`]).
+//! Changes of a device are told by `ib_core` ([`EventRegistration`]): GIDs, LIDs, P_Keys, subnet manager,
+//! ports. Changes of the network count on RoCE only: those of neighbours and of network devices, in all
+//! namespaces, and redirects are told ([`NetworkRegistration`]); those of routes and of routing rules are
+//! seen in the numbers by which the network's own caches know them.
 
 use super::device::{
     DeviceGuard,
@@ -24,13 +22,13 @@ use super::device::{
 use crate::bindings;
 use core::{
     cell::UnsafeCell,
-    ptr::{
-        null_mut,
-        NonNull, //
-    }, //
+    ptr::NonNull, //
 };
 use kernel::{
-    error::to_result,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
     prelude::*,
     sync::{
         atomic::{
@@ -46,27 +44,11 @@ use kernel::{
 const MAX_AGE_MS: c_ulong = 1000;
 /// [`MAX_AGE_MS`] in jiffies.
 const MAX_AGE: c_ulong = MAX_AGE_MS * bindings::UMAD_HZ as c_ulong / 1000;
-/// How long after a change of the network nothing is kept.
-const CALM_JIFFIES: c_ulong = 3;
-
 /// How often the network has changed.
 static NETWORK: Atomic<u64> = Atomic::new(0);
-/// When it changed last, in jiffies.
-static NETWORK_CHANGED: Atomic<u64> = Atomic::new(0);
-/// Namespaces whose routes are not watched.
-static UNWATCHED: Atomic<u64> = Atomic::new(0);
-
 fn jiffies() -> c_ulong {
     // SAFETY: The function reads a variable.
     unsafe { bindings::umad_jiffies() }
-}
-
-/// The network has changed.
-fn network_changed() {
-    // CAST: Both have 64 bits, or the upper ones are zero.
-    NETWORK_CHANGED.store(jiffies() as u64, ordering::Relaxed);
-    // Whoever sees the new number sees the time, too.
-    NETWORK.fetch_add(1u64, ordering::Full);
 }
 
 /// How many changes there were of one device.
@@ -87,45 +69,160 @@ impl Changes {
     }
 }
 
+/// An entry of the table of a RoCE port's own GIDs.
+///
+/// # Invariants
+///
+/// `attr` is an entry, and a reference to it is ours.
+pub(crate) struct OwnGid {
+    attr: NonNull<bindings::ib_gid_attr>,
+}
+
+// SAFETY: Entries of the table are read only, but for the network device, which RCU guards, and may be
+// put by any thread.
+unsafe impl Send for OwnGid {}
+// SAFETY: As above.
+unsafe impl Sync for OwnGid {}
+
+impl OwnGid {
+    /// The entry at an index of a port's table; `None` if there is none.
+    pub(crate) fn get(device: &LiveDevice, port: u32, index: u8) -> Option<Self> {
+        // SAFETY: The device is there.
+        unsafe { Self::get_raw(device.as_raw(), port, index) }
+    }
+
+    /// The same.
+    ///
+    /// # Safety
+    ///
+    /// `device` must be there.
+    pub(super) unsafe fn get_raw(
+        device: *mut bindings::ib_device,
+        port: u32,
+        index: u8,
+    ) -> Option<Self> {
+        // SAFETY: By the caller; `ib_core` checks port and index.
+        let attr = unsafe { bindings::rdma_get_gid_attr(device, port, index.into()) };
+        // INVARIANT: `ib_core` took a reference.
+        let attr = NonNull::new(from_err_ptr(attr.cast_mut()).ok()?)?;
+        Some(Self { attr })
+    }
+
+    /// The C entry.
+    pub(super) fn as_raw(&self) -> *const bindings::ib_gid_attr {
+        self.attr.as_ptr()
+    }
+
+    /// The GID.
+    pub(crate) fn gid(&self) -> [u8; 16] {
+        // SAFETY: By the type invariant; all members of the union are 16 plain bytes.
+        unsafe { *(*self.attr.as_ptr()).gid.raw }
+    }
+
+    /// The routes that packets from the GID take now; `None` if it is removed.
+    fn routes(&self) -> Option<Routes> {
+        // SAFETY: By the type invariant.
+        unsafe { Routes::of(self.attr.as_ptr()) }
+    }
+}
+
+impl Drop for OwnGid {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant.
+        unsafe { bindings::rdma_put_gid_attr(self.attr.as_ptr()) };
+    }
+}
+
+/// A state of a namespace's routes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Routes {
+    ipv4: c_int,
+    ipv6: c_int,
+    ipv6_entries: c_uint,
+}
+
+impl Routes {
+    /// The present state where the device of an own GID is; `None` if the GID is removed.
+    ///
+    /// # Safety
+    ///
+    /// `own` must be an entry of a GID table that the caller has a reference to.
+    unsafe fn of(own: *const bindings::ib_gid_attr) -> Option<Self> {
+        let mut routes = bindings::umad_routes::default();
+        // SAFETY: By the caller.
+        unsafe { bindings::umad_gid_routes(own, &mut routes) }.then_some(Self {
+            ipv4: routes.ipv4,
+            ipv6: routes.ipv6,
+            ipv6_entries: routes.ipv6_entries,
+        })
+    }
+}
+
 /// A time in which nothing has changed.
 #[derive(Clone, Copy)]
 pub(crate) struct Epoch {
     device: u64,
-    /// `None` where the network does not count.
-    network: Option<u64>,
     began: c_ulong,
+    /// `None` where the network does not count.
+    network: Option<(u64, Routes)>,
 }
 
 impl Epoch {
-    /// The present epoch of a port.
-    pub(crate) fn now(device: &LiveDevice, port: u32) -> Self {
+    /// The present epoch of a device, for what does not depend on a network.
+    pub(crate) fn of_device(device: &LiveDevice) -> Self {
         Self {
             device: device.changes().count(),
-            network: device
-                .cap_eth_ah(port)
-                .then(|| NETWORK.load(ordering::Acquire)),
             began: jiffies(),
+            network: None,
         }
     }
 
-    /// Whether it is still the same one.
-    pub(crate) fn is_current(&self, changes: &Changes) -> bool {
+    /// The present epoch for packets from an own GID of a RoCE port; `None` if the GID is removed.
+    pub(crate) fn of_network(device: &LiveDevice, own: &OwnGid) -> Option<Self> {
+        let told = NETWORK.load(ordering::Acquire);
+        Some(Self {
+            network: Some((told, own.routes()?)),
+            ..Self::of_device(device)
+        })
+    }
+
+    /// Whether nothing was told that ends it.
+    pub(crate) fn is_untold(&self, changes: &Changes) -> bool {
         self.device == changes.count()
             && self
                 .network
-                .is_none_or(|network| network == NETWORK.load(ordering::Acquire))
+                .is_none_or(|(told, _)| told == NETWORK.load(ordering::Acquire))
             && jiffies().wrapping_sub(self.began) < MAX_AGE
     }
 
-    /// Whether what was made in it may be kept.
-    pub(crate) fn is_calm(&self) -> bool {
-        // CAST: The time was stored from the same type.
-        self.network.is_none()
-            || (UNWATCHED.load(ordering::Relaxed) == 0
-                && self
-                    .began
-                    .wrapping_sub(NETWORK_CHANGED.load(ordering::Relaxed) as c_ulong)
-                    >= CALM_JIFFIES)
+    /// Whether it is still the same one, for packets from the same own GID.
+    pub(crate) fn is_current(&self, changes: &Changes, own: &OwnGid) -> bool {
+        self.is_untold(changes)
+            && self
+                .network
+                .is_none_or(|(_, routes)| Some(routes) == own.routes())
+    }
+
+    /// The same, for an entry of the GID table that the caller has a reference to by other means.
+    ///
+    /// # Safety
+    ///
+    /// `own` must be such an entry, or null where the network does not count.
+    pub(super) unsafe fn is_current_for(
+        &self,
+        changes: &Changes,
+        own: *const bindings::ib_gid_attr,
+    ) -> bool {
+        self.is_untold(changes)
+            && self.network.is_none_or(|(_, routes)| {
+                // SAFETY: By the caller.
+                Some(routes) == unsafe { Routes::of(own) }
+            })
+    }
+
+    /// Whether the network counts.
+    pub(super) fn is_of_network(&self) -> bool {
+        self.network.is_some()
     }
 }
 
@@ -217,9 +314,6 @@ struct Notifiers {
     registered: Atomic<bool>,
     neighbours: UnsafeCell<bindings::notifier_block>,
     devices: UnsafeCell<bindings::notifier_block>,
-    namespaces: UnsafeCell<bindings::pernet_operations>,
-    /// Which part of each namespace's memory is ours.
-    namespace_id: UnsafeCell<c_uint>,
 }
 
 // SAFETY: `NetworkRegistration` is the only one to change the fields, and `registered` lets only one
@@ -230,11 +324,9 @@ static NOTIFIERS: Notifiers = Notifiers {
     registered: Atomic::new(false),
     neighbours: UnsafeCell::new(pin_init::zeroed()),
     devices: UnsafeCell::new(pin_init::zeroed()),
-    namespaces: UnsafeCell::new(pin_init::zeroed()),
-    namespace_id: UnsafeCell::new(0),
 };
 
-/// Changes of the network are noticed while this lives.
+/// Changes of neighbours and network devices are noticed while this lives.
 pub(crate) struct NetworkRegistration(());
 
 impl NetworkRegistration {
@@ -249,33 +341,21 @@ impl NetworkRegistration {
             return Err(EBUSY);
         }
         // SAFETY: `registered` was false: nobody else touches the fields, and they are not registered.
-        // They are static, and their functions live as long as the module, whose end unregisters.
-        unsafe {
+        // They are static, and their function lives as long as the module, whose end unregisters.
+        let result = unsafe {
             (*all.neighbours.get()).notifier_call = Some(Self::told);
             (*all.devices.get()).notifier_call = Some(Self::told);
-            *all.namespaces.get() = bindings::pernet_operations {
-                init: Some(Self::enter_namespace),
-                exit: Some(Self::leave_namespace),
-                id: all.namespace_id.get(),
-                size: core::mem::size_of::<bindings::notifier_block>(),
-                ..Default::default()
-            };
-            let mut result = to_result(bindings::register_pernet_subsys(all.namespaces.get()));
-            if result.is_ok() {
+            to_result(bindings::register_netdevice_notifier(all.devices.get()))
                 // The chain takes any notifier.
-                bindings::register_netevent_notifier(all.neighbours.get());
-                result = to_result(bindings::register_netdevice_notifier(all.devices.get()));
-                if result.is_err() {
-                    bindings::unregister_netevent_notifier(all.neighbours.get());
-                    bindings::unregister_pernet_subsys(all.namespaces.get());
-                }
-            }
-            if let Err(e) = result {
+                .map(|()| bindings::register_netevent_notifier(all.neighbours.get()))
+        };
+        match result {
+            Ok(_) => Ok(Self(())),
+            Err(e) => {
                 all.registered.store(false, ordering::Release);
-                return Err(e);
+                Err(e)
             }
         }
-        Ok(Self(()))
     }
 
     /// # Safety
@@ -286,84 +366,19 @@ impl NetworkRegistration {
         _event: c_ulong,
         _what: *mut c_void,
     ) -> c_int {
-        network_changed();
+        NETWORK.fetch_add(1u64, ordering::Full);
         // CAST: `NOTIFY_DONE` is zero.
         bindings::NOTIFY_DONE as c_int
-    }
-
-    /// The notifier of a namespace's routes.
-    ///
-    /// # Safety
-    ///
-    /// `net` must be a namespace in which the pernet operations are registered.
-    unsafe fn routes(net: *mut bindings::net) -> *mut bindings::notifier_block {
-        // SAFETY: By the caller; the id was set before the first namespace was entered.
-        unsafe { bindings::umad_net_generic(net, *NOTIFIERS.namespace_id.get()) }.cast()
-    }
-
-    /// # Safety
-    ///
-    /// Called by the kernel with a namespace that is there or comes.
-    unsafe extern "C" fn enter_namespace(net: *mut bindings::net) -> c_int {
-        // SAFETY: The memory is the namespace's part for us, of the size that was asked for, zeroed;
-        // it lives until after `leave_namespace`.
-        let result = unsafe {
-            let routes = Self::routes(net);
-            (*routes).notifier_call = Some(Self::told);
-            to_result(bindings::register_fib_notifier(
-                net,
-                routes,
-                None,
-                null_mut(),
-            ))
-        };
-        if result.is_err() {
-            // A namespace must not fail to come because of this: nothing is kept as long as it is
-            // there.
-            UNWATCHED.fetch_add(1u64, ordering::Full);
-            // SAFETY: As above; nobody else knows the memory.
-            unsafe { (*Self::routes(net)).notifier_call = None };
-        }
-        0
-    }
-
-    /// # Safety
-    ///
-    /// Called by the kernel with a namespace that was entered and goes, or with any of them when the
-    /// operations are unregistered.
-    unsafe extern "C" fn leave_namespace(net: *mut bindings::net) {
-        // SAFETY: `enter_namespace` filled in the memory, and set the function if it is registered.
-        unsafe {
-            let routes = Self::routes(net);
-            if (*routes).notifier_call.is_some() {
-                // The only error is that it is not registered.
-                let _ = bindings::unregister_fib_notifier(net, routes);
-            } else {
-                UNWATCHED.fetch_sub_one();
-            }
-        }
-    }
-}
-
-/// Counting down, which [`Atomic`] has no word for.
-trait FetchSubOne {
-    fn fetch_sub_one(&self);
-}
-
-impl FetchSubOne for Atomic<u64> {
-    fn fetch_sub_one(&self) {
-        self.fetch_add(u64::MAX, ordering::Full);
     }
 }
 
 impl Drop for NetworkRegistration {
     fn drop(&mut self) {
         let all = &NOTIFIERS;
-        // SAFETY: `new` registered all three. When a call returns, nobody is in its function any more.
+        // SAFETY: `new` registered both. When a call returns, nobody is in the function any more.
         unsafe {
             let _ = bindings::unregister_netdevice_notifier(all.devices.get());
             let _ = bindings::unregister_netevent_notifier(all.neighbours.get());
-            bindings::unregister_pernet_subsys(all.namespaces.get());
         }
         all.registered.store(false, ordering::Release);
     }

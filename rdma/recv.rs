@@ -10,6 +10,7 @@
 
 use super::{
     address::GlobalRoute,
+    changes::OwnGid,
     device::LiveDevice,
     mad::{
         MadHeader,
@@ -280,6 +281,12 @@ impl GlobalSource<'_> {
         })
     }
 
+    /// The own GID at an index of the port's table.
+    pub(crate) fn own_gid(&self, index: u8) -> Option<OwnGid> {
+        // SAFETY: By the type invariant.
+        unsafe { OwnGid::get_raw((*self.agent).device, (*self.agent).port_num.into(), index) }
+    }
+
     /// The way back, from what is known of other MADs from there.
     pub(crate) fn route(&self, key: &SourceKey, known: Known) -> GlobalRoute {
         // IBA 8.3.1: 4 bits of version, 8 of traffic class, 20 of flow label.
@@ -326,6 +333,11 @@ pub(crate) struct SourceKey {
 }
 
 impl SourceKey {
+    /// The GID that was sent to.
+    pub(crate) fn own_gid(&self) -> &[u8; 16] {
+        &self.own_gid
+    }
+
     /// All of it, in a few words: two keys with the same words are the same.
     pub(crate) fn words(&self) -> [u64; 5] {
         let [a, b, c, d, e, f, g, h, low @ ..] = self.gid;
