@@ -44,10 +44,10 @@ use crate::{
         work, //
     },
     outstanding::{
-        Lists,
+        self,
         Outstanding,
         Room,
-        Unlisted, //
+        Unneeded, //
     },
     packet::{
         Packet,
@@ -152,7 +152,7 @@ pub(crate) struct UmadFile {
     has_pkey_index: Atomic<bool>,
     /// Memory that would have been of use, see [`UmadFile::get_memory_that_is_wanted`].
     wants_handles: Atomic<bool>,
-    wants_lists: Atomic<bool>,
+    wanted_places: Atomic<usize>,
     /// Finds the way back of arrivals.
     #[pin]
     finder: Work<UmadFile>,
@@ -189,7 +189,7 @@ impl UmadFile {
                 }), "UmadFile::inner"),
                 has_pkey_index: Atomic::new(false),
                 wants_handles: Atomic::new(false),
-                wants_lists: Atomic::new(false),
+                wanted_places: Atomic::new(outstanding::FIRST_PLACES),
                 finder <- new_work!("UmadFile::finder"),
                 readers <- new_wait_queue!("UmadFile::readers"),
                 pollers <- new_wait_queue!("UmadFile::pollers"),
@@ -324,11 +324,15 @@ impl UmadFile {
                 drop(unused);
             }
         }
-        if self.wants_lists.load(Relaxed) {
-            self.wants_lists.store(false, Relaxed);
-            if let Ok(lists) = Lists::new() {
-                let unused = self.inner.lock().outstanding.spread(lists);
-                drop(unused);
+        let wanted = self.wanted_places.load(Relaxed);
+        if wanted > 0 {
+            if let Ok(room) = Room::new(wanted) {
+                let mut inner = self.inner.lock();
+                let unneeded = inner.outstanding.enlarge(room);
+                self.wanted_places
+                    .store(inner.outstanding.wanted_places(), Relaxed);
+                drop(inner);
+                drop(unneeded);
             }
         }
     }
@@ -415,38 +419,33 @@ impl UmadFile {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a duplicate.
-    pub(crate) fn begin_send(
-        &self,
-        send: &Packet,
-        room: Option<Room>,
-        refuse_duplicate: bool,
-    ) -> Result {
+    /// `EINVAL` for a duplicate; `ENOMEM`.
+    pub(crate) fn begin_send(&self, send: &Packet, list: bool, refuse_duplicate: bool) -> Result {
         let Some(key) = send.key() else {
             return Err(EINVAL);
         };
         let mut inner = self.inner.lock();
         if refuse_duplicate && inner.outstanding.contains(key) {
-            drop(inner);
-            drop(room);
             return Err(EINVAL);
         }
-        if let Some(room) = room {
-            inner.outstanding.insert(*key, room);
-            send.set_outstanding(true);
-            if inner.outstanding.wants_lists() {
-                self.wants_lists.store(true, Relaxed);
-            }
+        if !list {
+            return Ok(());
         }
+        let unneeded = inner.outstanding.insert(*key)?;
+        send.set_outstanding(true);
+        self.wanted_places
+            .store(inner.outstanding.wanted_places(), Relaxed);
+        drop(inner);
+        drop(unneeded);
         Ok(())
     }
 
     /// A send was refused by `ib_mad`.
     pub(crate) fn abort_send(&self, send: &Packet) {
         let mut inner = self.inner.lock();
-        let unlisted = inner.end_send(send);
+        let unneeded = inner.end_send(send);
         drop(inner);
-        drop(unlisted);
+        drop(unneeded);
     }
 
     /// A send is completed. Called by handlers.
@@ -457,13 +456,13 @@ impl UmadFile {
         };
         let packet = ListArc::from(packet);
         let mut inner = self.inner.lock();
-        let unlisted = inner.end_send(&packet);
+        let unneeded = inner.end_send(&packet);
         let rejected = if status == SendStatus::TimedOut {
             inner.queue_packet(packet)
         } else {
             Some(packet)
         };
-        self.unlock_and_wake(inner, rejected, unlisted);
+        self.unlock_and_wake(inner, rejected, unneeded);
     }
 
     /// The way back to the sender of a MAD that came with a GRH, as far as it can be told without
@@ -504,13 +503,13 @@ impl UmadFile {
             }
             return;
         }
-        let unlisted = request.and_then(|request| inner.end_send(request));
+        let unneeded = request.and_then(|request| inner.end_send(request));
         let rejected = if inner.is_full() {
             Some(packet)
         } else {
             inner.queue_packet(packet)
         };
-        file.unlock_and_wake(inner, rejected, unlisted);
+        file.unlock_and_wake(inner, rejected, unneeded);
     }
 
     /// Queues all arrivals, once their way back is found.
@@ -559,14 +558,14 @@ impl UmadFile {
         &self,
         inner: Guard<'_, Inner, SpinLockBackend>,
         rejected: Option<ListArc<Packet>>,
-        unlisted: Option<Unlisted>,
+        unneeded: Option<Unneeded>,
     ) {
         drop(inner);
         if rejected.is_none() {
             self.wake_for_packet();
         }
         drop(rejected);
-        drop(unlisted);
+        drop(unneeded);
     }
 
     /// Takes the oldest packet, if there is one.
@@ -666,7 +665,7 @@ impl Inner {
     }
 
     /// Ends a send for those who ask whether it is outstanding.
-    fn end_send(&mut self, send: &Packet) -> Option<Unlisted> {
+    fn end_send(&mut self, send: &Packet) -> Option<Unneeded> {
         let key = send.key()?;
         if !send.is_outstanding() {
             return None;

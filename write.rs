@@ -15,14 +15,8 @@ use crate::{
     agents::Handler,
     chrdev::user::UserBytes,
     file::UmadFile,
-    outstanding::{
-        Room,
-        SendKey, //
-    },
-    packet::{
-        Packet,
-        PacketMemory, //
-    },
+    outstanding::SendKey,
+    packet::Packet,
     rdma::{
         address::{
             Address,
@@ -224,29 +218,6 @@ fn split_head(
     }
 }
 
-/// What a send needs besides `ib_mad`'s own. It is charged to the program, which may be made to wait for
-/// it, so it is got before the agent is borrowed.
-struct Memory {
-    packet: PacketMemory,
-    /// None for a plain response: that is on its way when it is posted, see [`crate::outstanding`].
-    room: Option<Room>,
-}
-
-impl Memory {
-    fn new(written: &Written, header: &MadHeader) -> Result<Self> {
-        let plain_response =
-            !written.wants_rmpp && written.header.timeout_ms == 0 && header.is_response();
-        Ok(Self {
-            packet: Packet::memory()?,
-            room: if plain_response {
-                None
-            } else {
-                Some(Room::new()?)
-            },
-        })
-    }
-}
-
 /// Sends what was written from an agent that is borrowed for the time of the call.
 fn send(
     file: &UmadFile,
@@ -255,8 +226,11 @@ fn send(
     rest: Rest<'_>,
 ) -> core::result::Result<(), NotSent> {
     let mut header = written.mad_header();
-    let memory = Memory::new(written, &header)?;
+    // What a send needs besides `ib_mad`'s own is charged to the program, which may be made to wait for it,
+    // so it is got before the agent is borrowed.
+    let memory = Packet::memory()?;
     file.get_memory_that_is_wanted();
+    let is_response = header.is_response();
     let hdr_len = mad::class_header_len(header.mgmt_class());
     let address = written.address();
     let (agent, seat, handle) = file.borrow_agent(id, &address).ok_or(EIO)?;
@@ -278,18 +252,20 @@ fn send(
     )?;
     // The upper half of a request's transaction id makes it unique among all agents, and leads the
     // response back to this one. A response has that of its request.
-    if !header.is_response() {
+    if !is_response {
         header.set_hi_tid(agent.hi_tid());
     }
     // `ib_mad` keeps the RMPP header of its own agents.
     let keep_rmpp = kernel_rmpp && written.is_rmpp_class;
     fill(&mut mad, written, &header, &rest, rmpp, keep_rmpp)?;
 
-    let key = SendKey::new(&written.header, &header);
-    let send = Packet::sent(memory.packet, seat, &written.header, header, key)?;
+    let key = SendKey::new(&written.header, &header, is_response);
+    let send = Packet::sent(memory, seat, &written.header, header, key)?;
+    // A plain response is on its way when it is posted, see `crate::outstanding`.
+    let list = written.wants_rmpp || written.header.timeout_ms != 0 || !is_response;
     // An agent that does RMPP itself sends many MADs with one transaction id.
     let user_segment = !kernel_rmpp && written.wants_rmpp;
-    file.begin_send(&send, memory.room, !user_segment)?;
+    file.begin_send(&send, list, !user_segment)?;
     mad.post(ah, written.header.timeout_ms, written.header.retries, send)
         .map_err(|(e, send)| {
             file.abort_send(&send);
