@@ -42,11 +42,7 @@ use crate::{
         OLD_HEADER_LEN, //
     }, //
 };
-use kernel::{
-    alloc::AllocError,
-    prelude::*,
-    uaccess::UserSliceReader, //
-};
+use kernel::{alloc::AllocError, prelude::*};
 
 /// Sends the MAD that is written, returns the number of bytes.
 ///
@@ -66,10 +62,8 @@ pub(crate) fn write(file: &UmadFile, from: UserBytes) -> Result<usize> {
         .checked_sub(layout.header_len())
         .filter(|len| *len >= RMPP_HDR_LEN)
         .ok_or(EINVAL)?;
-    let mut reader = from.reader();
-    let header = read_header(&mut reader, layout)?;
+    let (header, head) = read_heads(&from, layout)?;
     let id = AgentId::from_user(header.id)?;
-    let head: [u8; RMPP_HDR_LEN] = reader.read()?;
     let written = Written::new(header, head, mad_len);
     let rest = from.skip(layout.header_len() + RMPP_HDR_LEN);
     match send(file, id, &written, Rest::Users(rest)) {
@@ -140,27 +134,58 @@ impl Rest<'_> {
     }
 }
 
-/// Reads the packet header; what the old layout lacks is zero.
-fn read_header(from: &mut UserSliceReader, layout: Layout) -> Result<PacketHeader> {
-    let bytes: [u8; HEADER_LEN] = match layout {
-        Layout::PKeyIndex => from.read()?,
-        Layout::Old => {
-            let old: [u8; OLD_HEADER_LEN] = from.read()?;
-            let mut bytes = [0; HEADER_LEN];
-            for (to, from) in bytes.iter_mut().zip(old) {
-                *to = from;
-            }
-            bytes
+/// MAD header and RMPP header, or what is there in other classes.
+type Head = [u8; RMPP_HDR_LEN];
+
+/// Reads packet header and MAD's head; what the old layout of the former lacks is zero.
+fn read_heads(from: &UserBytes, layout: Layout) -> Result<(PacketHeader, Head)> {
+    // At once, if all of it can be read.
+    let both = match layout {
+        Layout::PKeyIndex => from.reader().read().map(split),
+        Layout::Old => from.reader().read().map(split_old),
+    };
+    let (header, head) = match both {
+        Ok(Some(both)) => both,
+        // What is wrong with the header is told first.
+        _ => {
+            let mut reader = from.reader();
+            let header = match layout {
+                Layout::PKeyIndex => reader.read()?,
+                Layout::Old => pad(reader.read()?),
+            };
+            AgentId::from_user(parse(&header)?.id)?;
+            (header, reader.read()?)
         }
     };
-    PacketHeader::read_from_bytes(&bytes).map_err(|_| EINVAL)
+    Ok((parse(&header)?, head))
+}
+
+fn split(both: [u8; HEADER_LEN + RMPP_HDR_LEN]) -> Option<([u8; HEADER_LEN], Head)> {
+    let (header, head) = both.split_first_chunk()?;
+    Some((*header, *head.first_chunk()?))
+}
+
+fn split_old(both: [u8; OLD_HEADER_LEN + RMPP_HDR_LEN]) -> Option<([u8; HEADER_LEN], Head)> {
+    let (header, head) = both.split_first_chunk()?;
+    Some((pad(*header), *head.first_chunk()?))
+}
+
+fn pad(old: [u8; OLD_HEADER_LEN]) -> [u8; HEADER_LEN] {
+    let mut header = [0; HEADER_LEN];
+    if let Some(begin) = header.first_chunk_mut() {
+        *begin = old;
+    }
+    header
+}
+
+fn parse(header: &[u8; HEADER_LEN]) -> Result<PacketHeader> {
+    PacketHeader::read_from_bytes(header).map_err(|_| EINVAL)
 }
 
 /// What a program wrote, but for the rest of the MAD.
 struct Written {
     header: PacketHeader,
-    /// MAD header and RMPP header, or what is there in other classes.
-    head: [u8; RMPP_HDR_LEN],
+    head: Head,
     mad_len: usize,
     is_rmpp_class: bool,
     /// Class and RMPP flags say that the MAD takes part in RMPP.
@@ -168,7 +193,7 @@ struct Written {
 }
 
 impl Written {
-    fn new(header: PacketHeader, head: [u8; RMPP_HDR_LEN], mad_len: usize) -> Self {
+    fn new(header: PacketHeader, head: Head, mad_len: usize) -> Self {
         let [_, mgmt_class, .., flags, _, _, _, _, _, _, _, _, _] = head;
         let is_rmpp_class = mad::is_rmpp_class(mgmt_class);
         Self {
@@ -203,9 +228,7 @@ impl Written {
 }
 
 /// MAD header, and RMPP header.
-fn split_head(
-    head: &[u8; RMPP_HDR_LEN],
-) -> (&[u8; MAD_HDR_LEN], &[u8; RMPP_HDR_LEN - MAD_HDR_LEN]) {
+fn split_head(head: &Head) -> (&[u8; MAD_HDR_LEN], &[u8; RMPP_HDR_LEN - MAD_HDR_LEN]) {
     const {
         assert!(MAD_HDR_LEN == 24 && RMPP_HDR_LEN == 36);
     }
