@@ -17,14 +17,12 @@
 use crate::{
     agents::{
         AgentTable,
-        Evicted,
         FileAgent,
         Reserved,
         Slots, //
     },
     arrivals::Arrivals,
     cache::{
-        All,
         Cache,
         Room as CacheRoom, //
     },
@@ -85,7 +83,10 @@ use crate::{
 use kernel::{
     device,
     impl_has_work,
-    list::ListArc,
+    list::{
+        List,
+        ListArc, //
+    },
     new_mutex,
     new_spinlock,
     new_work,
@@ -156,6 +157,7 @@ pub(crate) struct UmadFile {
     /// Finds the way back of arrivals.
     #[pin]
     finder: Work<UmadFile>,
+    finder_was_asked: Atomic<bool>,
     /// Those who sleep in read(): for a packet, of which each wakes one of them, or for the device to go.
     #[pin]
     readers: WaitQueue,
@@ -191,6 +193,7 @@ impl UmadFile {
                 wants_handles: Atomic::new(false),
                 wanted_places: Atomic::new(outstanding::FIRST_PLACES),
                 finder <- new_work!("UmadFile::finder"),
+                finder_was_asked: Atomic::new(false),
                 readers <- new_wait_queue!("UmadFile::readers"),
                 pollers <- new_wait_queue!("UmadFile::pollers"),
             }),
@@ -377,11 +380,8 @@ impl UmadFile {
 
     /// Keeps no address handle that is there now.
     pub(crate) fn forget_handles(&self) {
-        drop(self.take_handles());
-    }
-
-    fn take_handles(&self) -> All<[u64; 4], Arc<AddressHandle>> {
-        self.inner.lock().handles.take()
+        let handles = self.inner.lock().handles.take();
+        drop(handles);
     }
 
     /// Takes an agent out of the table; the caller is to retire it.
@@ -498,6 +498,7 @@ impl UmadFile {
             drop(inner);
             drop(rejected);
             if ask {
+                file.finder_was_asked.store(true, Relaxed);
                 // If the item is still at its end, it runs once more.
                 let _ = workqueue::system_unbound().enqueue(file.clone());
             }
@@ -615,29 +616,26 @@ impl UmadFile {
     /// The device is gone, or the file is closed: ends everything of the file. Sleeps until the last
     /// handler has returned, and no writer is in the middle of a send.
     pub(crate) fn end(&self) {
-        self.shut().retire();
+        let mut inner = self.inner.lock();
+        let unread = inner.kill();
+        let handles = inner.handles.take();
+        let agents = inner.agents.evict();
+        drop(inner);
+        self.wake_all();
+        drop(unread);
+        drop(handles);
+        agents.retire();
         // No handler asks for it any more.
-        work::wait_for(&self.finder);
+        if self.finder_was_asked.load(Relaxed) {
+            work::wait_for(&self.finder);
+        }
     }
 
     /// Lets nothing begin in the file any more, and wakes everybody. Does not sleep.
     pub(crate) fn kill(&self) {
-        let mut inner = self.inner.lock();
-        inner.alive = false;
-        let packets = inner.queue.take();
-        let arrivals = inner.arrivals.take();
-        drop(inner);
+        let unread = self.inner.lock().kill();
         self.wake_all();
-        drop(packets);
-        drop(arrivals);
-    }
-
-    /// Kills the file, lets go of its address handles, and returns its agents, which the caller is to
-    /// retire. Sleeps.
-    fn shut(&self) -> Evicted {
-        self.kill();
-        self.forget_handles();
-        self.inner.lock().agents.evict()
+        drop(unread);
     }
 }
 
@@ -650,6 +648,12 @@ impl WorkItem for UmadFile {
 }
 
 impl Inner {
+    /// Lets nothing begin any more. Returns what is not read, to be dropped after unlocking.
+    fn kill(&mut self) -> (List<Packet>, List<Packet>) {
+        self.alive = false;
+        (self.queue.take(), self.arrivals.take())
+    }
+
     /// Whether another received MAD is one too many.
     fn is_full(&self) -> bool {
         self.queue.len() + self.arrivals.len() > MAX_UNREAD

@@ -153,7 +153,8 @@ static inline void umad_wake_up_interruptible(struct wait_queue_head *wq)
 
 static inline void umad_wake_up_interruptible_all(struct wait_queue_head *wq)
 {
-	wake_up_interruptible_all(wq);
+	if (wq_has_sleeper(wq))
+		wake_up_interruptible_all(wq);
 }
 
 #endif

@@ -314,7 +314,7 @@ pub fn warm() -> Outcome {
     Ok(())
 }
 
-/// Writes, and goes round, for ever.
+/// Writes, goes round, opens and closes, registers and unregisters, for ever.
 pub fn repeat() -> Outcome {
     set_priority(Priority::First)?;
     let link = Link::rxe(&Peers::registration(CLASS))?;
@@ -325,6 +325,12 @@ pub fn repeat() -> Outcome {
         write_call(&link, &mut send)?;
         idle();
         round_trip(&link, &mut get)?;
+        idle();
+        drop(std::fs::File::open(node(0)));
+        idle();
+        let agent = link.a.register2(&Peers::registration(CLASS + 1))?;
+        idle();
+        link.a.unregister(agent)?;
     }
 }
 
