@@ -23,6 +23,7 @@ use crate::{
         agent::{
             Agent,
             MadHandler,
+            Registration,
             SendStatus, //
         },
         recv::{
@@ -222,6 +223,25 @@ impl AgentTable {
         self.slot(seat.id()).is_some_and(|slot| {
             slot.registration == seat.registration() && !matches!(slot.state, State::Free)
         })
+    }
+
+    /// Whether `ib_mad` does RMPP for the agent with this id; `None` if there is no such agent.
+    pub(crate) fn has_kernel_rmpp(&self, id: AgentId) -> Option<bool> {
+        match &self.slot(id)?.state {
+            State::Live(agent) => Some(agent.kernel_rmpp()),
+            _ => None,
+        }
+    }
+
+    /// What the agents are, by id.
+    pub(crate) fn registrations(&self) -> [Option<Registration>; MAX_AGENTS] {
+        let mut registrations = [const { None }; MAX_AGENTS];
+        for (slot, registration) in self.slots.iter().zip(registrations.iter_mut()) {
+            if let State::Live(agent) = &slot.state {
+                *registration = Some(*agent.registration());
+            }
+        }
+        registrations
     }
 
     /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.

@@ -49,6 +49,7 @@ use kernel::{
 pub(crate) struct Arrivals {
     waiting: List<Packet>,
     len: usize,
+    cost: usize,
     /// The work item has been asked to run, and has not found the list empty since.
     busy: bool,
 }
@@ -59,6 +60,7 @@ impl Arrivals {
         Self {
             waiting: List::new(),
             len: 0,
+            cost: 0,
             busy: false,
         }
     }
@@ -73,8 +75,14 @@ impl Arrivals {
         self.len
     }
 
+    /// What they cost, see [`crate::bounds`].
+    pub(crate) fn cost(&self) -> usize {
+        self.cost
+    }
+
     /// Lets a packet line up. Returns whether the work item must be asked to run.
     pub(crate) fn push(&mut self, packet: ListArc<Packet>) -> bool {
+        self.cost += packet.cost();
         self.waiting.push_back(packet);
         self.len += 1;
         !core::mem::replace(&mut self.busy, true)
@@ -83,8 +91,11 @@ impl Arrivals {
     /// The next packet; `None` ends the work.
     pub(crate) fn pop(&mut self) -> Option<ListArc<Packet>> {
         let next = self.waiting.pop_front();
-        match next {
-            Some(_) => self.len -= 1,
+        match &next {
+            Some(packet) => {
+                self.len -= 1;
+                self.cost -= packet.cost();
+            }
             None => self.busy = false,
         }
         next
@@ -93,6 +104,7 @@ impl Arrivals {
     /// Takes out all.
     pub(crate) fn take(&mut self) -> List<Packet> {
         self.len = 0;
+        self.cost = 0;
         core::mem::replace(&mut self.waiting, List::new())
     }
 }

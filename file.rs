@@ -22,6 +22,7 @@ use crate::{
         Slots, //
     },
     arrivals::Arrivals,
+    bounds,
     cache::{
         Cache,
         Room as CacheRoom, //
@@ -41,6 +42,7 @@ use crate::{
         },
         work, //
     },
+    fdinfo,
     outstanding::{
         self,
         Outstanding,
@@ -54,15 +56,18 @@ use crate::{
     port::Port,
     queue::{
         Next,
-        RecvQueue,
-        MAX_UNREAD, //
+        RecvQueue, //
     },
     rdma::{
         address::{
             Address,
             AddressHandle, //
         },
-        agent::SendStatus,
+        agent::{
+            Registration,
+            SendStatus, //
+        },
+        device::DeviceName,
         recv::GlobalSource,
         revocable::{
             Owner,
@@ -76,7 +81,8 @@ use crate::{
     },
     uapi::{
         self,
-        Layout, //
+        Layout,
+        MAX_AGENTS, //
     },
     write, //
 };
@@ -91,6 +97,7 @@ use kernel::{
     new_spinlock,
     new_work,
     prelude::*,
+    seq_file::SeqFile,
     sync::{
         aref::ARef,
         atomic::{
@@ -129,6 +136,72 @@ struct Inner {
     /// Address handles that were used.
     handles: Handles,
     arrivals: Arrivals,
+    under_way: UnderWay,
+    counters: Counters,
+}
+
+/// The sends that are written but not done, those that are being written included.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct UnderWay {
+    pub(crate) sends: usize,
+    /// What they cost, see [`bounds`].
+    pub(crate) cost: usize,
+}
+
+/// What happened in a file since it was opened.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Counters {
+    /// MADs that were handed to `ib_mad`.
+    pub(crate) sent: u64,
+    /// MADs that were received and queued.
+    pub(crate) received: u64,
+    /// Sends that got no response in time.
+    pub(crate) timed_out: u64,
+    /// Received MADs for which there was no room in the queue.
+    pub(crate) dropped: u64,
+}
+
+/// A send that is being written, with what it costs until it is done.
+///
+/// Until it is posted it ends with this value; then with its completion.
+pub(crate) struct SendBudget<'a> {
+    file: &'a UmadFile,
+    cost: usize,
+}
+
+impl SendBudget<'_> {
+    /// What the send costs.
+    pub(crate) fn cost(&self) -> usize {
+        self.cost
+    }
+}
+
+impl Drop for SendBudget<'_> {
+    fn drop(&mut self) {
+        self.file.inner.lock().under_way.end(self.cost);
+    }
+}
+
+impl UnderWay {
+    fn end(&mut self, cost: usize) {
+        self.sends = self.sends.saturating_sub(1);
+        self.cost = self.cost.saturating_sub(cost);
+    }
+}
+
+/// What a file is and does, at one moment.
+pub(crate) struct FileStatus {
+    /// The device is there and the file is open.
+    pub(crate) alive: bool,
+    pub(crate) layout: Layout,
+    /// What its agents are, by id.
+    pub(crate) agents: [Option<Registration>; MAX_AGENTS],
+    /// Packets that are not read.
+    pub(crate) queued: usize,
+    /// What they cost.
+    pub(crate) queued_cost: usize,
+    pub(crate) under_way: UnderWay,
+    pub(crate) counters: Counters,
 }
 
 /// Address handles by their addresses. All are of the file's port, and so of the protection domain that
@@ -141,6 +214,8 @@ pub(crate) struct UmadFile {
     port: Arc<Port>,
     /// The node that was opened: messages name it.
     node: ARef<device::Device>,
+    /// The device's name when the file was opened, for when the device is gone.
+    device_name: DeviceName,
     /// Makes registrations come one after the other.
     #[pin]
     registering: Mutex<()>,
@@ -172,11 +247,16 @@ impl_has_work! {
 }
 
 impl UmadFile {
-    fn new(port: Arc<Port>, node: ARef<device::Device>) -> Result<Arc<Self>> {
+    fn new(
+        port: Arc<Port>,
+        node: ARef<device::Device>,
+        device_name: DeviceName,
+    ) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 port,
                 node,
+                device_name,
                 registering <- new_mutex!((), "UmadFile::registering"),
                 sieving <- new_mutex!((), "UmadFile::sieving"),
                 // Made where it stays.
@@ -188,6 +268,8 @@ impl UmadFile {
                     outstanding: Outstanding::new(),
                     handles: Cache::new(),
                     arrivals: Arrivals::new(),
+                    under_way: UnderWay::default(),
+                    counters: Counters::default(),
                 }), "UmadFile::inner"),
                 has_pkey_index: Atomic::new(false),
                 wants_handles: Atomic::new(false),
@@ -303,18 +385,40 @@ impl UmadFile {
 
     /// The agent with this id, its seat, and the address handle that the file keeps for an address. The
     /// agent cannot be unregistered until the caller lets go.
-    pub(crate) fn borrow_agent(
-        &self,
+    ///
+    /// Unless there is a `budget` already, reserves what the send costs: `cost` says how much that is, if
+    /// `ib_mad` does RMPP for the agent or if not.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if there is no such agent; what `cost` says; `ENOBUFS` if the send and those that are under way
+    /// cost too much together.
+    pub(crate) fn borrow_agent<'a>(
+        &'a self,
         id: AgentId,
         address: &Address,
-    ) -> Option<(User<FileAgent>, Seat, Option<Arc<AddressHandle>>)> {
+        cost: impl FnOnce(bool) -> Result<usize>,
+        budget: &mut Option<SendBudget<'a>>,
+    ) -> Result<(User<FileAgent>, Seat, Option<Arc<AddressHandle>>)> {
         let key = address.words();
         let mut inner = self.inner.lock();
         if !inner.alive {
-            return None;
+            return Err(EIO);
         }
-        let (agent, seat) = inner.agents.get(id)?;
-        Some((agent, seat, inner.handles.get(&key).cloned()))
+        let kernel_rmpp = inner.agents.has_kernel_rmpp(id).ok_or(EIO)?;
+        if budget.is_none() {
+            let cost = cost(kernel_rmpp)?;
+            let under_way = inner.under_way.cost.saturating_add(cost);
+            if !bounds::are_sends_allowed(under_way) {
+                return Err(ENOBUFS);
+            }
+            inner.under_way.sends += 1;
+            inner.under_way.cost = under_way;
+            *budget = Some(SendBudget { file: self, cost });
+        }
+        // The budget that was just made must not be dropped under the lock: its caller has it.
+        let (agent, seat) = inner.agents.get(id).ok_or(EIO)?;
+        Ok((agent, seat, inner.handles.get(&key).cloned()))
     }
 
     /// Gets memory that earlier sends of the file could have made use of. It is charged to the program,
@@ -412,7 +516,26 @@ impl UmadFile {
         drop(removed);
     }
 
-    /// Makes a send outstanding, before it is posted.
+    /// What the file is and does, at one moment.
+    pub(crate) fn status(&self) -> FileStatus {
+        let inner = self.inner.lock();
+        FileStatus {
+            alive: inner.alive,
+            layout: self.layout(),
+            agents: inner.agents.registrations(),
+            queued: inner.queue.len(),
+            queued_cost: inner.queue.cost(),
+            under_way: inner.under_way,
+            counters: inner.counters,
+        }
+    }
+
+    /// The name that the device had when the file was opened.
+    pub(crate) fn device_name(&self) -> &DeviceName {
+        &self.device_name
+    }
+
+    /// Makes a send outstanding, before it is posted. From here on its budget is the packet's.
     ///
     /// With `refuse_duplicate`, a send with the same key that is outstanding already is an error; with
     /// `list`, the send is listed until it is done.
@@ -420,7 +543,13 @@ impl UmadFile {
     /// # Errors
     ///
     /// `EINVAL` for a duplicate; `ENOMEM`.
-    pub(crate) fn begin_send(&self, send: &Packet, list: bool, refuse_duplicate: bool) -> Result {
+    pub(crate) fn begin_send(
+        &self,
+        send: &Packet,
+        budget: &mut Option<SendBudget<'_>>,
+        list: bool,
+        refuse_duplicate: bool,
+    ) -> Result {
         let Some(key) = send.key() else {
             return Err(EINVAL);
         };
@@ -428,14 +557,17 @@ impl UmadFile {
         if refuse_duplicate && inner.outstanding.contains(key) {
             return Err(EINVAL);
         }
-        if !list {
-            return Ok(());
+        let mut unneeded = None;
+        if list {
+            unneeded = Some(inner.outstanding.insert(*key)?);
+            send.set_outstanding(true);
+            self.wanted_places
+                .store(inner.outstanding.wanted_places(), Relaxed);
         }
-        let unneeded = inner.outstanding.insert(*key)?;
-        send.set_outstanding(true);
-        self.wanted_places
-            .store(inner.outstanding.wanted_places(), Relaxed);
+        inner.counters.sent += 1;
         drop(inner);
+        // It ends with the completion now.
+        core::mem::forget(budget.take());
         drop(unneeded);
         Ok(())
     }
@@ -444,6 +576,8 @@ impl UmadFile {
     pub(crate) fn abort_send(&self, send: &Packet) {
         let mut inner = self.inner.lock();
         let unneeded = inner.end_send(send);
+        inner.under_way.end(send.send_cost());
+        inner.counters.sent -= 1;
         drop(inner);
         drop(unneeded);
     }
@@ -457,7 +591,9 @@ impl UmadFile {
         let packet = ListArc::from(packet);
         let mut inner = self.inner.lock();
         let unneeded = inner.end_send(&packet);
+        inner.under_way.end(packet.send_cost());
         let rejected = if status == SendStatus::TimedOut {
+            inner.counters.timed_out += 1;
             inner.queue_packet(packet)
         } else {
             Some(packet)
@@ -489,7 +625,10 @@ impl UmadFile {
         if inner.arrivals.is_busy() || packet.source().is_some() {
             let mut rejected = None;
             let mut ask = false;
-            if inner.is_full() || !inner.alive {
+            if !inner.alive {
+                rejected = Some(packet);
+            } else if !inner.has_room_for(&packet) {
+                inner.counters.dropped += 1;
                 rejected = Some(packet);
             } else {
                 // A request whose response is on its way ends when `ib_mad` says so.
@@ -505,11 +644,7 @@ impl UmadFile {
             return;
         }
         let unneeded = request.and_then(|request| inner.end_send(request));
-        let rejected = if inner.is_full() {
-            Some(packet)
-        } else {
-            inner.queue_packet(packet)
-        };
+        let rejected = inner.queue_received(packet);
         file.unlock_and_wake(inner, rejected, unneeded);
     }
 
@@ -523,11 +658,7 @@ impl UmadFile {
                 continue;
             };
             let mut inner = self.inner.lock();
-            let rejected = if inner.is_full() {
-                Some(packet)
-            } else {
-                inner.queue_packet(packet)
-            };
+            let rejected = inner.queue_received(packet);
             self.unlock_and_wake(inner, rejected, None);
         }
     }
@@ -654,9 +785,28 @@ impl Inner {
         (self.queue.take(), self.arrivals.take())
     }
 
-    /// Whether another received MAD is one too many.
-    fn is_full(&self) -> bool {
-        self.queue.len() + self.arrivals.len() > MAX_UNREAD
+    /// Whether a received MAD may be queued. Timeouts always may: their number is bounded by the sends that
+    /// the file has outstanding.
+    fn has_room_for(&self, packet: &Packet) -> bool {
+        bounds::is_room_for(
+            packet.cost(),
+            self.queue.len() + self.arrivals.len(),
+            self.queue.cost() + self.arrivals.cost(),
+        )
+    }
+
+    /// Queues a received MAD, unless there is no room, or the device or its agent is gone: then the packet
+    /// comes back.
+    fn queue_received(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
+        if !self.has_room_for(&packet) {
+            self.counters.dropped += 1;
+            return Some(packet);
+        }
+        let rejected = self.queue_packet(packet);
+        if rejected.is_none() {
+            self.counters.received += 1;
+        }
+        rejected
     }
 
     /// Queues a packet, unless the device or its agent is gone: then the packet comes back.
@@ -693,7 +843,7 @@ impl Operations for UmadFile {
         if !device.accessible_from_current_netns() {
             return Err(EPERM);
         }
-        let file = Self::new(port.clone(), node.into())?;
+        let file = Self::new(port.clone(), node.into(), device.name())?;
         port.enter(&file)?;
         Ok(file)
     }
@@ -732,6 +882,10 @@ impl Operations for UmadFile {
         } else {
             PollEvents::WRITABLE.and(PollEvents::READABLE)
         }
+    }
+
+    fn show_fdinfo(file: ArcBorrow<'_, Self>, to: &SeqFile) {
+        fdinfo::show(&file, to);
     }
 
     /// Errors: `ENOTTY` for an unknown number, and see [`register`].

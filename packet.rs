@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    bounds,
     outstanding::SendKey,
     rdma::{
         address::GlobalRoute,
@@ -61,6 +62,8 @@ pub(crate) struct SentMad {
     header: MadHeader,
     /// What it is known by among the outstanding sends.
     key: SendKey,
+    /// What it costs until it is done, see [`bounds`].
+    cost: usize,
 }
 
 /// A MAD that was received.
@@ -194,19 +197,25 @@ impl Packet {
         Ok(PacketMemory(UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?))
     }
 
-    /// Makes a packet of a send. `header` is what the writer wrote, `mad` what goes onto the wire.
+    /// Makes a packet of a send. `header` is what the writer wrote, `mad` what goes onto the wire;
+    /// `cost` is what the file pays until it is done.
     pub(crate) fn sent(
         memory: PacketMemory,
         seat: Seat,
         header: &PacketHeader,
         mad: MadHeader,
         key: SendKey,
+        cost: usize,
     ) -> Result<Arc<Self>> {
         let header = PacketHeader {
             status: STATUS_TIMED_OUT,
             ..*header
         };
-        let body = Body::Sent(SentMad { header: mad, key });
+        let body = Body::Sent(SentMad {
+            header: mad,
+            key,
+            cost,
+        });
         Ok(memory
             .0
             .pin_init_with(Self::new(seat, header, body))?
@@ -226,6 +235,14 @@ impl Packet {
         }
     }
 
+    /// What a send costs until it is done. 0 for a received MAD.
+    pub(crate) fn send_cost(&self) -> usize {
+        match &self.body {
+            Body::Sent(sent) => sent.cost,
+            Body::Received(_) => 0,
+        }
+    }
+
     /// Position in the receive queue.
     pub(crate) fn position(&self) -> u64 {
         self.position.load(Relaxed)
@@ -234,6 +251,17 @@ impl Packet {
     /// Sets the position in the receive queue. Under the file's lock.
     pub(crate) fn set_position(&self, position: u64) {
         self.position.store(position, Relaxed);
+    }
+
+    /// What the packet costs while it is not read, see [`bounds`].
+    pub(crate) fn cost(&self) -> usize {
+        match &self.body {
+            Body::Received(received) => {
+                let mad = &received.mad;
+                bounds::received_cost(mad.segments(), mad.segment_len())
+            }
+            Body::Sent(_) => bounds::timeout_cost(),
+        }
     }
 
     /// Whether the send counts as outstanding. Under the file's lock.

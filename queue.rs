@@ -21,10 +21,6 @@ use kernel::list::{
     ListArc, //
 };
 
-/// A received MAD is dropped if more packets than this are unread. Timeouts are queued always, but
-/// their number is bounded by the sends that the file has outstanding.
-pub(crate) const MAX_UNREAD: usize = 200_000;
-
 /// What there is to read.
 pub(crate) enum Next {
     /// The oldest packet.
@@ -39,11 +35,12 @@ pub(crate) enum Next {
 ///
 /// # Invariants
 ///
-/// `len` and `by_agent` count the packets in `packets` and in the [`Sieve`], if there is one. Positions
-/// increase.
+/// `len`, `cost` and `by_agent` count the packets in `packets` and in the [`Sieve`], if there is one.
+/// Positions increase.
 pub(crate) struct RecvQueue {
     packets: List<Packet>,
     len: usize,
+    cost: usize,
     by_agent: [usize; MAX_AGENTS],
     next_position: u64,
     sieved: bool,
@@ -56,6 +53,7 @@ impl RecvQueue {
         Self {
             packets: List::new(),
             len: 0,
+            cost: 0,
             by_agent: [0; MAX_AGENTS],
             next_position: 0,
             sieved: false,
@@ -67,9 +65,14 @@ impl RecvQueue {
         self.len == 0
     }
 
-    /// How many packets are unread.
+    /// Packets that are not read.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// What they cost, see [`bounds`].
+    pub(crate) fn cost(&self) -> usize {
+        self.cost
     }
 
     /// Appends a new packet.
@@ -106,6 +109,7 @@ impl RecvQueue {
     pub(crate) fn take(&mut self) -> List<Packet> {
         // INVARIANT: What a sieve has is not counted any more, and is dropped with it.
         self.len = 0;
+        self.cost = 0;
         self.by_agent = [0; MAX_AGENTS];
         self.sieved = false;
         core::mem::replace(&mut self.packets, List::new())
@@ -121,6 +125,7 @@ impl RecvQueue {
         Some(Sieve {
             id,
             count: 0,
+            cost: 0,
             kept: core::mem::replace(&mut self.packets, List::new()),
             removed: List::new(),
         })
@@ -133,6 +138,7 @@ impl RecvQueue {
             mut kept,
             mut removed,
             count,
+            cost,
         } = sieve;
         if !core::mem::replace(&mut self.sieved, false) {
             // The queue was taken meanwhile: the file is closed or its device gone.
@@ -140,6 +146,7 @@ impl RecvQueue {
             return removed;
         }
         self.len -= count;
+        self.cost -= cost;
         if let Some(of_agent) = self.by_agent.get_mut(id.index()) {
             *of_agent -= count;
         }
@@ -173,6 +180,7 @@ impl RecvQueue {
 
     fn count(&mut self, packet: &Packet) {
         self.len += 1;
+        self.cost += packet.cost();
         if let Some(count) = self.by_agent.get_mut(packet.seat().id().index()) {
             *count += 1;
         }
@@ -180,6 +188,7 @@ impl RecvQueue {
 
     fn discount(&mut self, packet: &Packet) {
         self.len -= 1;
+        self.cost -= packet.cost();
         if let Some(count) = self.by_agent.get_mut(packet.seat().id().index()) {
             *count -= 1;
         }
@@ -204,12 +213,14 @@ fn insert(packets: &mut List<Packet>, packet: ListArc<Packet>) {
 ///
 /// # Invariants
 ///
-/// `count` is the number of packets in `removed`, all of which are of the agent id `id`.
+/// `count` is the number of packets in `removed`, all of which are of the agent id `id`, and `cost` what
+/// they cost.
 pub(crate) struct Sieve {
     id: AgentId,
     kept: List<Packet>,
     removed: List<Packet>,
     count: usize,
+    cost: usize,
 }
 
 impl Sieve {
@@ -223,6 +234,7 @@ impl Sieve {
             if next.seat().id() == self.id && which(&next) {
                 // INVARIANT: One more, of the same id.
                 self.count += 1;
+                self.cost += next.cost();
                 self.removed.push_back(next.remove());
             } else {
                 cursor.move_next();

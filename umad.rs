@@ -56,12 +56,16 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[path = "bindings/abi_check.rs"]
+mod abi_check;
 mod agents;
 mod arrivals;
 mod bindings;
+mod bounds;
 mod cache;
 mod chrdev;
 mod compat;
+mod fdinfo;
 mod file;
 mod issm;
 mod numbers;
@@ -96,6 +100,20 @@ module! {
     description: "InfiniBand userspace MAD packet access",
     license: "Dual BSD/GPL",
     alias: ["rdma-client-umad", "rdma-client-issm"],
+    params: {
+        max_message: usize {
+            default: 256 << 20,
+            description: "Bytes of the longest message that write() takes (default 256 MiB)",
+        },
+        max_outstanding: usize {
+            default: 512 << 20,
+            description: "Bytes that the sends of one file may take until they are done (default 512 MiB)",
+        },
+        max_unread: usize {
+            default: 512 << 20,
+            description: "Bytes that the received MADs of one file may take until they are read (default 512 MiB)",
+        },
+    },
 }
 
 /// The module: it is registered as the client "umad", and by the name "issm" besides.

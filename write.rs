@@ -13,8 +13,12 @@
 
 use crate::{
     agents::Handler,
+    bounds,
     chrdev::user::UserBytes,
-    file::UmadFile,
+    file::{
+        SendBudget,
+        UmadFile, //
+    },
     outstanding::SendKey,
     packet::Packet,
     rdma::{
@@ -44,13 +48,17 @@ use crate::{
 };
 use kernel::{alloc::AllocError, prelude::*};
 
+/// Bytes of the largest MAD that is not sent by RMPP: one of OPA.
+const MAX_SINGLE_MAD: usize = 2048;
+
 /// Sends the MAD that is written, returns the number of bytes.
 ///
 /// # Errors
 ///
 /// In this order: `EINVAL` if it is shorter than packet header and RMPP header; `EFAULT` if the packet
 /// header cannot be read; `EINVAL` for an agent id that cannot be; `EFAULT` if the RMPP header cannot be
-/// read; `EIO` if there is no such agent (any more);
+/// read; `EIO` if there is no such agent (any more); `EMSGSIZE` for a message over the bound, and
+/// `ENOBUFS` if the file's sends would be over theirs, see [`bounds`];
 /// `EINVAL` if the MAD is shorter than its class's headers; what [`UmadFile::address_handle`] says; `EINVAL`
 /// if it is too long for one MAD and not sent by RMPP; `ENOMEM`; `EFAULT` if the rest cannot be read;
 /// `EINVAL` for a duplicate, see [`crate::outstanding`]; what posting says (`EINVAL` for a class without
@@ -66,11 +74,13 @@ pub(crate) fn write(file: &UmadFile, from: UserBytes) -> Result<usize> {
     let id = AgentId::from_user(header.id)?;
     let written = Written::new(header, head, mad_len);
     let rest = from.skip(layout.header_len() + RMPP_HDR_LEN);
-    match send(file, id, &written, Rest::Users(rest)) {
+    let mut budget = None;
+    match send(file, id, &written, Rest::Users(rest), &mut budget) {
         Err(NotSent::NotPresent) => {
+            // The budget stays: it covers this memory.
             let mut copied = KVVec::new();
             rest.reader().read_all(&mut copied, GFP_KERNEL_ACCOUNT)?;
-            match send(file, id, &written, Rest::Copied(&copied)) {
+            match send(file, id, &written, Rest::Copied(&copied), &mut budget) {
                 Ok(()) => Ok(count),
                 Err(NotSent::NotPresent) => Err(EFAULT),
                 Err(NotSent::Refused(e)) => Err(e),
@@ -205,6 +215,22 @@ impl Written {
         }
     }
 
+    /// What the send costs until it is done, if `ib_mad` does RMPP for its agent or if not.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` if the message is over the bound.
+    fn cost(&self, kernel_rmpp: bool) -> Result<usize> {
+        // What is too long for one MAD and is not sent by RMPP is refused later, whatever is in it.
+        if self.mad_len > MAX_SINGLE_MAD && !(kernel_rmpp && self.wants_rmpp) {
+            return Ok(bounds::send_cost(0));
+        }
+        if !bounds::is_message_allowed(self.mad_len) {
+            return Err(EMSGSIZE);
+        }
+        Ok(bounds::send_cost(self.mad_len))
+    }
+
     fn mad_header(&self) -> MadHeader {
         let (header, _) = split_head(&self.head);
         MadHeader::from_array(*header)
@@ -242,11 +268,12 @@ fn split_head(head: &Head) -> (&[u8; MAD_HDR_LEN], &[u8; RMPP_HDR_LEN - MAD_HDR_
 }
 
 /// Sends what was written from an agent that is borrowed for the time of the call.
-fn send(
-    file: &UmadFile,
+fn send<'a>(
+    file: &'a UmadFile,
     id: AgentId,
     written: &Written,
     rest: Rest<'_>,
+    budget: &mut Option<SendBudget<'a>>,
 ) -> core::result::Result<(), NotSent> {
     let mut header = written.mad_header();
     // What a send needs besides `ib_mad`'s own is charged to the program, which may be made to wait for it,
@@ -256,7 +283,12 @@ fn send(
     let is_response = header.is_response();
     let hdr_len = mad::class_header_len(header.mgmt_class());
     let address = written.address();
-    let (agent, seat, handle) = file.borrow_agent(id, &address).ok_or(EIO)?;
+    let (agent, seat, handle) = file.borrow_agent(
+        id,
+        &address,
+        |kernel_rmpp| written.cost(kernel_rmpp),
+        budget,
+    )?;
     let data_len = written.mad_len.checked_sub(hdr_len).ok_or(EINVAL)?;
     let kernel_rmpp = agent.kernel_rmpp();
     let rmpp = kernel_rmpp && written.wants_rmpp;
@@ -283,12 +315,13 @@ fn send(
     fill(&mut mad, written, &header, &rest, rmpp, keep_rmpp)?;
 
     let key = SendKey::new(&written.header, &header, is_response);
-    let send = Packet::sent(memory, seat, &written.header, header, key)?;
+    let cost = budget.as_ref().map_or(0, SendBudget::cost);
+    let send = Packet::sent(memory, seat, &written.header, header, key, cost)?;
     // A plain response is on its way when it is posted, see `crate::outstanding`.
     let list = written.wants_rmpp || written.header.timeout_ms != 0 || !is_response;
     // An agent that does RMPP itself sends many MADs with one transaction id.
     let user_segment = !kernel_rmpp && written.wants_rmpp;
-    file.begin_send(&send, list, !user_segment)?;
+    file.begin_send(&send, budget, list, !user_segment)?;
     mad.post(ah, written.header.timeout_ms, written.header.retries, send)
         .map_err(|(e, send)| {
             file.abort_send(&send);

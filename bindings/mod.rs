@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Generated bindings: the RDMA types and functions of the target kernel's own headers.
+//! Generated bindings: the RDMA types and functions of the target kernel's own headers. Both modules
+//! include this file; each finds its own functions in its own build folder.
 //!
 //! What is not generated here comes from `kernel::bindings`, so a `struct device` inside a
-//! `struct ib_device` is the very type that the kernel crate knows. Only the abstractions
-//! ([`crate::rdma`], [`crate::chrdev`]) may use this module.
+//! `struct ib_device` is the very type that the kernel crate knows. Only a crate's
+//! abstractions may use this module.
 
 #![allow(
     clippy::all,
@@ -41,7 +42,5 @@ type __kernel_ptrdiff_t = isize;
 unsafe impl<Storage> Zeroable for __BindgenBitfieldUnit<Storage> where Storage: Zeroable {}
 
 // A name that these files define wins over the kernel crate's.
-include!(concat!(env!("UMAD_OBJ"), "/bindings_types.rs"));
-include!(concat!(env!("UMAD_OBJ"), "/bindings_funcs.rs"));
-
-mod abi_check;
+include!(concat!(env!("BINDINGS_OBJ"), "/bindings_types.rs"));
+include!(concat!(env!("BINDINGS_OBJ"), "/bindings_funcs.rs"));

@@ -25,6 +25,7 @@ use kernel::{
     device,
     error::VTABLE_DEFAULT_ERROR,
     prelude::*,
+    seq_file::SeqFile,
     types::ForeignOwnable,
     uaccess::{
         UserPtr,
@@ -93,6 +94,11 @@ pub(crate) trait Operations: Sized + 'static {
         _file: <Self::File as ForeignOwnable>::Borrowed<'_>,
         _table: &PollTable<'_>,
     ) -> PollEvents {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Prints what `/proc/PID/fdinfo/FD` says of the file, in lines of `key:` tab `value`.
+    fn show_fdinfo(_file: <Self::File as ForeignOwnable>::Borrowed<'_>, _to: &SeqFile) {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
@@ -198,6 +204,16 @@ impl<T: Operations> FileVTable<T> {
 
     /// # Safety
     ///
+    /// Called by the kernel for a file that `open` opened, with a seq_file of this call's own.
+    unsafe extern "C" fn show_fdinfo(to: *mut bindings::seq_file, file: *mut bindings::file) {
+        // SAFETY: As in `read`; the seq_file is this call's.
+        let (opened, to) =
+            unsafe { (T::File::borrow((*file).private_data), SeqFile::from_raw(to)) };
+        T::show_fdinfo(opened, to);
+    }
+
+    /// # Safety
+    ///
     /// Called by the kernel for a file that `open` opened.
     unsafe extern "C" fn ioctl(file: *mut bindings::file, cmd: c_uint, arg: c_ulong) -> c_long {
         // SAFETY: As in `read`.
@@ -236,6 +252,11 @@ impl<T: Operations> FileVTable<T> {
             None
         },
         poll: if T::HAS_POLL { Some(Self::poll) } else { None },
+        show_fdinfo: if T::HAS_SHOW_FDINFO {
+            Some(Self::show_fdinfo)
+        } else {
+            None
+        },
         unlocked_ioctl: if T::HAS_IOCTL {
             Some(Self::ioctl)
         } else {

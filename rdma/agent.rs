@@ -100,6 +100,7 @@ pub(crate) trait MadHandler: Sized + Send + Sync + 'static {
 /// `agent` is registered, its `context` is `_handler`, and its device is `device`.
 pub(crate) struct Agent<H: MadHandler> {
     agent: NonNull<bindings::ib_mad_agent>,
+    registration: Registration,
     /// DROP ORDER: handler and device go when the agent is unregistered, see `drop`.
     _handler: Arc<H>,
     device: DeviceGuard,
@@ -156,6 +157,7 @@ impl<H: MadHandler> Agent<H> {
         // INVARIANT: Just registered with this context and device.
         Ok(Self {
             agent: NonNull::new(agent).ok_or(ENOMEM)?,
+            registration: *reg,
             _handler: handler,
             device,
         })
@@ -164,6 +166,11 @@ impl<H: MadHandler> Agent<H> {
     /// The C agent.
     pub(super) fn as_raw(&self) -> *mut bindings::ib_mad_agent {
         self.agent.as_ptr()
+    }
+
+    /// What was asked for when it was registered.
+    pub(crate) fn registration(&self) -> &Registration {
+        &self.registration
     }
 
     /// The device.

@@ -160,6 +160,7 @@ const NAME_MAX: usize = 64;
 const _: () = assert!(NAME_MAX == bindings::IB_DEVICE_NAME_MAX as usize);
 
 /// A copy of a device's name.
+#[derive(Clone, Copy)]
 pub(crate) struct DeviceName([u8; NAME_MAX]);
 
 impl DeviceName {

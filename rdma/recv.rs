@@ -13,6 +13,7 @@ use super::{
     changes::OwnGid,
     device::LiveDevice,
     mad::{
+        class_header_len,
         MadHeader,
         MAD_HDR_LEN, //
     }, //
@@ -63,6 +64,19 @@ impl RecvMad {
     pub(crate) fn segment_len(&self) -> usize {
         // SAFETY: By the type invariant.
         unsafe { (*self.wc.as_ptr()).mad_seg_size }
+    }
+
+    /// How many segments there are; one more if the last one is full.
+    pub(crate) fn segments(&self) -> usize {
+        let (len, segment_len) = (self.len(), self.segment_len());
+        if len <= segment_len {
+            return 1;
+        }
+        // As `ib_mad` computes the length from their number: each has the headers of the class.
+        let headers = class_header_len(self.header().mgmt_class());
+        let data = segment_len.saturating_sub(headers);
+        let full = len.saturating_sub(headers).checked_div(data);
+        full.unwrap_or(0).saturating_add(1)
     }
 
     /// The first (often the only) segment, headers included.

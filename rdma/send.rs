@@ -80,7 +80,8 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
                 c_int::from(shape.rmpp),
                 hdr_len,
                 data_len,
-                bindings::GFP_KERNEL,
+                // Charged to whose program writes.
+                bindings::GFP_KERNEL_ACCOUNT,
                 shape.base_version,
             )
         })?;

@@ -136,7 +136,7 @@ impl ControlFile {
             .port(change.number)?
             .state
             .lock()
-            .change(&change.port)?;
+            .change(&change.port, change.state)?;
         node.announce(change.number, &changes);
         Ok(())
     }
@@ -179,8 +179,9 @@ impl ControlFile {
                         src_qp: header.src_qp,
                         sl: u8::try_from(header.sl).map_err(|_| EINVAL)?,
                         pkey: u16::try_from(header.pkey).map_err(|_| EINVAL)?,
+                        qkey: 0,
                         grh: (header.flags & uapi::FRAME_GRH != 0).then_some(header.grh),
-                        mad,
+                        payload: mad,
                         hops: 0,
                     },
                 );

@@ -64,6 +64,7 @@ counters!(
     no_queue_pair,
     no_buffer,
     pkey_violations,
+    qkey_violations,
     offered,
     answered,
     modified,

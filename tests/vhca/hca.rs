@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! A device that is plugged in: its node, registered with `ib_core`, and cabled.
+//! A device that is plugged in: its node, registered with `ib_core` (unless it stands in the fabric only),
+//! and cabled.
 //!
 //! Dropping it is a surprise removal: the cables are pulled first, so that nothing arrives any more; then
 //! all that was late is completed, since `ib_mad` waits for that; then `ib_core` removes the device; and
@@ -66,26 +67,32 @@ impl Hca {
         if let Some(outbox) = &outbox {
             outbox.open();
         }
+        let external = create.flags & uapi::CREATE_EXTERNAL != 0;
+        if external && (create.shape != uapi::SHAPE_SWITCH || user) {
+            return Err(EINVAL);
+        }
         let node = Node::new(create, guid, outbox)?;
         let mut this = Self {
             node,
             fabric: fabric.clone(),
             device: None,
         };
-        let name = name(&create.name)?;
         let node = &this.node;
-        this.device = Some(Device::register(
-            &DeviceSpec {
-                name: &name,
-                ports: node.port_count(),
-                node_guid: guid,
-                node_desc: create.node_desc,
-                switch: node.shape() == Shape::Switch,
-                no_process_mad: create.flags & uapi::CREATE_NO_PROCESS_MAD != 0,
-            },
-            node.clone(),
-            node.events().clone(),
-        )?);
+        if !external {
+            let name = name(&create.name)?;
+            this.device = Some(Device::register(
+                &DeviceSpec {
+                    name: &name,
+                    ports: node.port_count(),
+                    node_guid: guid,
+                    node_desc: create.node_desc,
+                    switch: node.shape() == Shape::Switch,
+                    no_process_mad: create.flags & uapi::CREATE_NO_PROCESS_MAD != 0,
+                },
+                node.clone(),
+                node.events().clone(),
+            )?);
+        }
         for (params, port) in create.port.iter().zip(0u32..).skip(1) {
             if params.cable != 0 && port <= node.port_count() && !user {
                 let node = node.clone();
@@ -100,9 +107,12 @@ impl Hca {
         &self.node
     }
 
-    /// The device's name.
+    /// The device's name; empty if it is no device of this host.
     pub(crate) fn name(&self) -> Result<CString> {
-        self.device.as_ref().ok_or(ENODEV)?.name()
+        match &self.device {
+            Some(device) => device.name(),
+            None => Ok(CString::try_from(c"")?),
+        }
     }
 }
 

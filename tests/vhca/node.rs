@@ -17,6 +17,7 @@ use crate::{
         Task, //
     },
     counters::Counters,
+    data::DataQueues,
     directed::{
         self,
         Next, //
@@ -32,6 +33,7 @@ use crate::{
     },
     outbox::Outbox,
     port::{
+        same_partition,
         Changes,
         End,
         Links,
@@ -62,6 +64,7 @@ use crate::{
         },
         queue::{
             Arrival,
+            Binding,
             QueuePair,
             RecvFailure,
             SendRequest,
@@ -139,6 +142,8 @@ pub(crate) struct Node {
     #[pin]
     switch: IrqSpinLock<Switch>,
     #[pin]
+    data: IrqSpinLock<DataQueues>,
+    #[pin]
     faults: IrqSpinLock<Faults>,
     counters: Counters,
     events: Arc<Events>,
@@ -149,6 +154,8 @@ pub(crate) struct Node {
     outbox: Option<Arc<Outbox>>,
     /// User space answers directed-route SMPs that go nowhere.
     user_sma: bool,
+    /// It is no device of this host: nobody else looks at its MADs.
+    external: bool,
 }
 
 impl Node {
@@ -183,6 +190,7 @@ impl Node {
         let switch = Switch::new(u8::try_from(count).unwrap_or(0))?;
         let (description, events) = (create.node_desc, Arc::pin_init(Events::new(), GFP_KERNEL)?);
         let user_sma = create.flags & uapi::CREATE_USER_SMA != 0;
+        let external = create.flags & uapi::CREATE_EXTERNAL != 0;
         let agenda = Agenda::new()?;
         let alarm = Alarm::new(agenda.clone());
         Arc::pin_init(
@@ -192,6 +200,7 @@ impl Node {
                 description,
                 ports,
                 switch <- new_irq_spinlock!(switch, "Node::switch"),
+                data <- new_irq_spinlock!(DataQueues::new(), "Node::data"),
                 faults <- new_irq_spinlock!(Faults::none(), "Node::faults"),
                 counters: Counters::new(),
                 events,
@@ -199,6 +208,7 @@ impl Node {
                 alarm <- alarm,
                 outbox,
                 user_sma,
+                external,
             }),
             GFP_KERNEL,
         )
@@ -321,31 +331,41 @@ impl Node {
         }
     }
 
-    /// The frame of a send from a port.
-    fn frame(&self, qp: &QueuePair, request: &mut SendRequest) -> Result<Frame> {
+    /// The frame of a send.
+    fn frame(&self, qp: &QueuePair, binding: &Binding, request: &mut SendRequest) -> Result<Frame> {
         let address = &request.address;
         let dlid = address.dlid;
         let permissive = dlid == frame::PERMISSIVE_LID || dlid == frame::OPA_PERMISSIVE_LID;
-        let state = self.port(qp.port())?.state.lock();
+        let state = self.port(binding.port)?.state.lock();
         let slid = match (permissive, self.shape) {
             (true, Shape::Opa) => frame::OPA_PERMISSIVE_LID,
             (true, _) => frame::PERMISSIVE_LID,
             // OVERFLOW: The LMC is at most 7.
             _ => state.lid | u32::from(address.path_bits) & ((1 << state.lmc) - 1),
         };
+        let pkey_index = if qp.is_data() {
+            binding.pkey_index
+        } else {
+            request.pkey_index
+        };
         let pkey = if qp.number() == 0 {
             0xffff
         } else {
-            state
-                .pkeys
-                .get(usize::from(request.pkey_index))
-                .copied()
-                .ok_or(EINVAL)?
+            let pkey = state.pkeys.get(usize::from(pkey_index));
+            pkey.copied().ok_or(EINVAL)?
+        };
+        // A Q_Key with this bit stands for that of the sender (IBA 10.2.5).
+        const OWN_QKEY: u32 = 1 << 31;
+        let qkey = if request.remote_qkey & OWN_QKEY != 0 {
+            binding.qkey
+        } else {
+            request.remote_qkey
         };
         let grh = match &address.global {
             Some(route) => {
                 let sgid = state.gid(usize::from(route.sgid_index)).ok_or(EINVAL)?;
-                Some(frame::global_route_header(route, sgid, request.mad.len()))
+                let len = request.payload.len();
+                Some(frame::global_route_header(route, sgid, len))
             }
             None => None,
         };
@@ -356,18 +376,38 @@ impl Node {
             src_qp: qp.number(),
             sl: address.sl,
             pkey,
+            qkey,
             grh,
-            mad: core::mem::take(&mut request.mad),
+            payload: core::mem::take(&mut request.payload),
             hops: 0,
         })
+    }
+
+    /// The group that a frame goes to, if it goes to one. OPA has other LIDs for them.
+    fn group(&self, frame: &Frame) -> Option<u32> {
+        frame.group().filter(|_| self.shape != Shape::Opa)
     }
 
     /// Lets a frame out of the port that it is sent from, or finds that it stays here.
     pub(crate) fn start(&self, from: u32, frame: Frame) {
         let Ok(port) = self.port(from) else { return };
-        let own = !frame.is_permissive() && {
+        if let Some(mlid) = self.group(&frame) {
+            // The sender's own port is one of those that the group is at.
+            if port.state.lock().passes(&frame) {
+                self.deliver_to_group(from, mlid, &frame);
+            }
+            if self.shape == Shape::Switch {
+                self.forward_to_group(from, mlid, frame);
+            } else {
+                self.leave(from, frame);
+            }
+            return;
+        }
+        // A subnet management agent in user space answers those to the own LID, too.
+        let theirs = self.user_sma && frame.dest_qp == 0;
+        let own = !theirs && !frame.is_permissive() && {
             let state = port.state.lock();
-            state.is_up() && state.owns_lid(frame.dlid)
+            state.passes(&frame) && state.owns_lid(frame.dlid)
         };
         if own {
             self.deliver(from, &frame);
@@ -391,19 +431,41 @@ impl Node {
         }
     }
 
+    /// A switch sends a frame on to where its group is, but not to where it came from.
+    fn forward_to_group(&self, from: u32, mlid: u32, mut frame: Frame) {
+        let ports = self.switch.lock().group_ports(mlid);
+        frame.hops += 1;
+        if frame.hops >= frame::MAX_GROUP_HOPS {
+            self.counters.undeliverable.count();
+            return;
+        }
+        for out in 1..=self.port_count() {
+            if out == from || ports & 1 << out == 0 {
+                continue;
+            }
+            match frame.duplicate() {
+                Ok(copy) => self.leave(out, copy),
+                Err(_) => self.counters.undeliverable.count(),
+            }
+        }
+        if from != 0 && ports & 1 != 0 {
+            self.deliver_to_group(0, mlid, &frame);
+        }
+    }
+
     /// A switch takes a directed-route SMP further, or answers it.
     fn direct(&self, number: u32, mut frame: Frame) {
         let through = u8::try_from(number).unwrap_or(0);
-        let next = if frame.dest_qp == 0 && sma::is_directed(&frame.mad) {
-            directed::step(&mut frame.mad, through)
+        let next = if frame.dest_qp == 0 && sma::is_directed(&frame.payload) {
+            directed::step(&mut frame.payload, through)
         } else {
             Next::Nowhere
         };
         match next {
             Next::Out(out) if out != 0 => self.leave(u32::from(out), frame),
             Next::Here => {
-                if self.answer_directed(number, &mut frame).is_some() {
-                    let back = directed::turn(&mut frame.mad);
+                if self.answer(number, &mut frame).is_some() {
+                    let back = directed::turn(&mut frame.payload);
                     self.leave(u32::from(back), frame);
                 }
             }
@@ -412,20 +474,21 @@ impl Node {
     }
 
     /// Replaces a request to the switch by its answer, if it has one. Does not sleep.
-    fn answer_directed(&self, number: u32, frame: &mut Frame) -> Option<()> {
+    fn answer(&self, number: u32, frame: &mut Frame) -> Option<()> {
         self.counters.offered.count();
         let offered = OfferedMad {
             port: number,
-            mad: &frame.mad,
+            mad: &frame.payload,
             received: true,
         };
-        let mut reply = KVec::with_capacity(frame.mad.len(), GFP_ATOMIC).ok()?;
-        reply.resize(frame.mad.len(), 0, GFP_ATOMIC).ok()?;
+        let len = frame.payload.len();
+        let mut reply = KVec::with_capacity(len, GFP_ATOMIC).ok()?;
+        reply.resize(len, 0, GFP_ATOMIC).ok()?;
         let MadVerdict::Reply(_) = sma::answer(self, &offered, &mut reply) else {
             return None;
         };
         self.counters.answered.count();
-        frame.mad = reply;
+        frame.payload = reply;
         Some(())
     }
 
@@ -435,13 +498,13 @@ impl Node {
             self.counters.undeliverable.count();
             return;
         };
-        if !port.state.lock().is_up() {
+        if !port.state.lock().passes(&frame) {
             self.counters.undeliverable.count();
             return;
         }
         self.counters.frames_out.count();
         if let Some(outbox) = &self.outbox {
-            if outbox.push_mad(number, frame).is_err() {
+            if frame.is_data() || outbox.push_mad(number, frame).is_err() {
                 self.counters.undeliverable.count();
             }
             return;
@@ -458,8 +521,17 @@ impl Node {
         let Ok(port) = self.port(number) else { return };
         let managing = self.managing_port(number);
         self.counters.frames_in.count();
-        if !port.state.lock().is_up() {
+        let from_user = self.outbox.is_some();
+        if !port.state.lock().passes(&frame) || from_user && frame.is_data() {
             self.counters.undeliverable.count();
+            return;
+        }
+        if let Some(mlid) = self.group(&frame) {
+            if self.shape == Shape::Switch {
+                self.forward_to_group(number, mlid, frame);
+            } else {
+                self.deliver_to_group(number, mlid, &frame);
+            }
             return;
         }
         if self.shape == Shape::Switch && frame.is_permissive() {
@@ -486,11 +558,69 @@ impl Node {
         let Ok(port) = self.port(managing) else {
             return;
         };
-        let mut state = port.state.lock();
-        let pkey_index = if frame.dest_qp == 0 {
-            Some(0)
+        if self.external {
+            self.answer_by_lid(managing, frame);
+            return;
+        }
+        let qp = if frame.is_data() {
+            self.data.lock().find(frame.dest_qp)
         } else {
-            state.match_pkey(frame.pkey)
+            port.qp(frame.dest_qp)
+        };
+        let Some(qp) = qp else {
+            self.counters.no_queue_pair.count();
+            return;
+        };
+        self.hand_over(managing, &qp, frame);
+    }
+
+    /// Answers a MAD by LID, if the agent has an answer.
+    fn answer_by_lid(&self, managing: u32, frame: &Frame) {
+        let answer = frame.duplicate().ok().and_then(|mut answer| {
+            self.answer(managing, &mut answer)?;
+            Some(answer)
+        });
+        let Some(mut answer) = answer else {
+            self.counters.no_queue_pair.count();
+            return;
+        };
+        (answer.dlid, answer.slid) = (frame.slid, frame.dlid);
+        (answer.dest_qp, answer.src_qp) = (frame.src_qp, frame.dest_qp);
+        answer.grh = None;
+        self.start(managing, answer);
+    }
+
+    /// Gives a frame to all queue pairs of a group at a port.
+    fn deliver_to_group(&self, managing: u32, mlid: u32, frame: &Frame) {
+        // The group may change meanwhile: at worst one gets the frame twice, or not at all.
+        for n in 0.. {
+            let member = self.data.lock().member(n, frame.dgid(), mlid);
+            let Some(qp) = member else { return };
+            if qp.binding().port == managing {
+                self.hand_over(managing, &qp, frame);
+            }
+        }
+    }
+
+    /// Lets a queue pair receive a frame, if the keys are right.
+    fn hand_over(&self, managing: u32, qp: &QueuePair, frame: &Frame) {
+        let Ok(port) = self.port(managing) else {
+            return;
+        };
+        let binding = qp.binding();
+        if binding.port != managing {
+            self.counters.no_queue_pair.count();
+            return;
+        }
+        let mut state = port.state.lock();
+        let pkey_index = match frame.dest_qp {
+            0 => Some(0),
+            1 => state.match_pkey(frame.pkey),
+            _ => {
+                let own = state.pkeys.get(usize::from(binding.pkey_index));
+                own.filter(|own| same_partition(**own, frame.pkey))
+                    .map(|_| binding.pkey_index)
+            }
         };
         let Some(pkey_index) = pkey_index else {
             state.pkey_violations = state.pkey_violations.saturating_add(1);
@@ -498,20 +628,19 @@ impl Node {
             self.counters.pkey_violations.count();
             return;
         };
-        let dlid_path_bits = if frame.is_permissive() {
+        let dlid_path_bits = if frame.is_permissive() || self.group(frame).is_some() {
             0
         } else {
             state.path_bits(frame.dlid)
         };
         drop(state);
-        let qp = port.qp(frame.dest_qp);
-        let Some(qp) = qp else {
-            self.counters.no_queue_pair.count();
+        if frame.is_data() && frame.qkey != binding.qkey {
+            self.counters.qkey_violations.count();
             return;
-        };
+        }
         let received = qp.receive(&Arrival {
             grh: frame.grh.as_ref(),
-            mad: &frame.mad,
+            payload: &frame.payload,
             src_qp: frame.src_qp,
             slid: frame.slid,
             sl: frame.sl,
@@ -626,18 +755,45 @@ impl Provider for Node {
         verdict
     }
 
+    fn new_qp_number(&self) -> u32 {
+        self.data.lock().new_number()
+    }
+
     fn attach(&self, qp: Arc<QueuePair>) -> Result {
-        let (port, number) = (qp.port(), qp.number());
+        if qp.is_data() {
+            return self.data.lock().add(qp);
+        }
+        let (port, number) = (qp.binding().port, qp.number());
         let old = self.port(port)?.set_qp(number, Some(qp))?;
         drop(old);
         Ok(())
     }
 
     fn detach(&self, qp: &Arc<QueuePair>) {
+        if qp.is_data() {
+            loop {
+                let left = self.data.lock().leave_any(qp);
+                if left.is_none() {
+                    break;
+                }
+            }
+            let old = self.data.lock().remove(qp);
+            drop(old);
+            return;
+        }
         let old = self
-            .port(qp.port())
+            .port(qp.binding().port)
             .and_then(|port| port.set_qp(qp.number(), None));
         drop(old);
+    }
+
+    fn join(&self, qp: &Arc<QueuePair>, mgid: [u8; 16], mlid: u16) -> Result {
+        self.data.lock().join(mgid, u32::from(mlid), qp)
+    }
+
+    fn leave(&self, qp: &QueuePair, mgid: [u8; 16], mlid: u16) -> Result {
+        let left = self.data.lock().leave(&mgid, u32::from(mlid), qp);
+        left.map(drop).ok_or(EINVAL)
     }
 
     fn send(
@@ -646,7 +802,12 @@ impl Provider for Node {
         mut request: SendRequest,
     ) -> Result {
         this.counters.sends.count();
-        let class = request.mad.get(1).copied().unwrap_or(0);
+        // Data is of no class.
+        let class = match request.payload.get(1) {
+            Some(class) if !qp.is_data() => *class,
+            _ => 0,
+        };
+        let binding = qp.binding();
         let fate = this.faults.lock().send(class);
         let (status, late_ms) = match fate {
             SendFate::Refused(e) => {
@@ -656,7 +817,7 @@ impl Provider for Node {
             SendFate::Posted(status, late_ms) => (status, late_ms),
         };
         let frame = this
-            .frame(&qp, &mut request)
+            .frame(&qp, &binding, &mut request)
             .inspect_err(|_| this.counters.sends_refused.count())?;
         let token = request.token;
         if late_ms == 0 {
@@ -692,14 +853,17 @@ impl Provider for Node {
             this.counters.duplicated.count();
         }
         for frame in [Some(frame), second].into_iter().flatten() {
-            if delay_ms == 0 {
-                this.start(qp.port(), frame);
+            // `ib_mad` sends with interrupts off. What a receiver of data leaves to a softirq had to wait
+            // for the next interrupt then.
+            let at_once = delay_ms == 0 && frame.is_data() == qp.is_data();
+            if at_once {
+                this.start(binding.port, frame);
             } else {
                 this.put_off(
                     delay_ms,
                     Task::Start {
                         node: this.into(),
-                        port: qp.port(),
+                        port: binding.port,
                         frame,
                     },
                 );

@@ -191,9 +191,9 @@ impl Outbox {
                 0
             },
             grh: frame.grh.unwrap_or([0; 40]),
-            ..header(uapi::KIND_MAD, &frame.mad)
+            ..header(uapi::KIND_MAD, &frame.payload)
         };
-        self.push(header, frame.mad)
+        self.push(header, frame.payload)
     }
 
     /// A port's capability mask has changed. Does not sleep.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    frame::Frame,
     node::Node,
     uapi::{
         self,
@@ -23,7 +24,11 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 /// Entries of the GID table.
@@ -35,6 +40,13 @@ const DEFAULT_GID_PREFIX: u64 = 0xfe80_0000_0000_0000;
 /// CapabilityMask: traps, SL mapping, system image GUID, connection and device management,
 /// client reregistration.
 const DEFAULT_CAP_MASK: u32 = 1 << 2 | 1 << 6 | 1 << 11 | 1 << 19 | 1 << 25;
+
+/// An MTU of 4,096 bytes.
+const MTU_4096: u8 = 5;
+/// Virtual lanes 0 to 7.
+const VLS_0_TO_7: u8 = 4;
+/// Bytes of a half of the VLArbitrationTable: an entry for each lane.
+pub(crate) const VL_ARBITRATION_LEN: usize = 16;
 
 /// PortState.
 pub(crate) mod state {
@@ -84,7 +96,17 @@ pub(crate) struct PortState {
     m_key: u64,
     m_key_lease: u16,
     m_key_protect: u8,
+    m_key_violations: u16,
+    /// Since when the lease of the M_Key runs, if it does.
+    m_key_expires: Option<Instant<Monotonic>>,
     link_down_default: u8,
+    neighbor_mtu: u8,
+    operational_vls: u8,
+    vl_high_limit: u8,
+    /// SLtoVLMappingTable.
+    pub(crate) sl_to_vl: [u8; 8],
+    /// VLArbitrationTable: its low, and its high priority entries.
+    pub(crate) vl_arbitration: [[u8; VL_ARBITRATION_LEN]; 2],
     /// There is somebody at the other end.
     linked: bool,
     /// Somebody holds it down.
@@ -120,7 +142,14 @@ impl PortState {
             m_key: 0,
             m_key_lease: 0,
             m_key_protect: 0,
+            m_key_violations: 0,
+            m_key_expires: None,
             link_down_default: phys_state::POLLING,
+            neighbor_mtu: MTU_4096,
+            operational_vls: 1,
+            vl_high_limit: 0,
+            sl_to_vl: [0; 8],
+            vl_arbitration: [[0; VL_ARBITRATION_LEN]; 2],
             linked: false,
             held_down: false,
             self_active: true,
@@ -129,20 +158,29 @@ impl PortState {
             *first = DEFAULT_PKEY;
         }
         // Nobody knows the port yet.
-        let _ = this.change(params)?;
+        let _ = this.change(params, 0)?;
         Ok(this)
     }
 
-    /// Changes what user space wants changed.
+    /// Changes what user space wants changed; `state` counts with [`uapi::PORT_SET_STATE`].
     ///
     /// # Errors
     ///
     /// `EINVAL` if something is out of range; nothing is changed then.
-    pub(crate) fn change(&mut self, params: &PortParams) -> Result<Changes> {
+    pub(crate) fn change(&mut self, params: &PortParams, state: u32) -> Result<Changes> {
         let lmc = u8::try_from(params.lmc).map_err(|_| EINVAL)?;
         if lmc > 7 || params.flags & !uapi::PORT_FLAGS != 0 {
             return Err(EINVAL);
         }
+        let wanted = if params.flags & uapi::PORT_SET_STATE != 0 {
+            let state = u8::try_from(state).map_err(|_| EINVAL)?;
+            if !(state::INIT..=state::ACTIVE).contains(&state) {
+                return Err(EINVAL);
+            }
+            Some(state)
+        } else {
+            None
+        };
         let before = self.summary();
         self.lid = params.lid;
         self.lmc = lmc;
@@ -160,7 +198,14 @@ impl PortState {
         self.held_down = params.flags & uapi::PORT_DOWN != 0;
         self.self_active = params.flags & uapi::PORT_WAIT_FOR_SM == 0;
         self.settle();
-        Ok(self.changes(&before, pkeys_change))
+        if let Some(wanted) = wanted.filter(|_| self.state != state::DOWN) {
+            self.state = wanted;
+        }
+        let mut changes = self.changes(&before, pkeys_change);
+        if params.flags & uapi::PORT_REREGISTER != 0 {
+            changes.push(PortEvent::ClientReregister);
+        }
+        Ok(changes)
     }
 
     /// As user space sees it.
@@ -206,9 +251,13 @@ impl PortState {
         }
     }
 
-    /// Whether frames can pass.
-    pub(crate) fn is_up(&self) -> bool {
-        self.state != state::DOWN
+    /// Whether a frame can pass: MADs do on any link, data when the subnet manager has made it active.
+    pub(crate) fn passes(&self, frame: &Frame) -> bool {
+        if frame.is_data() {
+            self.state == state::ACTIVE
+        } else {
+            self.state != state::DOWN
+        }
     }
 
     /// PortPhysicalState.
@@ -246,13 +295,10 @@ impl PortState {
         Some(gid)
     }
 
-    /// The index of a P_Key that a packet with `pkey` matches (IBA 10.9.3): the same partition, and not
-    /// both of them limited members.
+    /// The index of a P_Key that a packet with `pkey` matches.
     pub(crate) fn match_pkey(&self, pkey: u16) -> Option<u16> {
-        const FULL: u16 = 0x8000;
-        let index = self.pkeys.iter().position(|own| {
-            own & !FULL != 0 && own & !FULL == pkey & !FULL && (own | pkey) & FULL != 0
-        })?;
+        let mut pkeys = self.pkeys.iter();
+        let index = pkeys.position(|own| same_partition(*own, pkey))?;
         u16::try_from(index).ok()
     }
 
@@ -269,8 +315,11 @@ impl PortState {
         put(&mut info, 20, &self.cap_mask.to_be_bytes());
         put(&mut info, 26, &self.m_key_lease.to_be_bytes());
         let pkey_violations = u16::try_from(self.pkey_violations).unwrap_or(u16::MAX);
+        put(&mut info, 44, &self.m_key_violations.to_be_bytes());
         put(&mut info, 46, &pkey_violations.to_be_bytes());
-        // 4X and QDR; 4,096 bytes; one virtual lane.
+        // CAST: A small constant.
+        let arbitration = (VL_ARBITRATION_LEN / 2) as u8;
+        // 4X and QDR; 4,096 bytes; eight virtual lanes.
         put(
             &mut info,
             28,
@@ -283,11 +332,16 @@ impl PortState {
                 self.phys_state() << 4 | self.link_down_default,
                 self.m_key_protect << 6 | self.lmc,
                 4 << 4 | 4,
-                5 << 4 | self.sm_sl,
-                1 << 4,
+                self.neighbor_mtu << 4 | self.sm_sl,
+                VLS_0_TO_7 << 4,
+                self.vl_high_limit,
+                arbitration,
+                arbitration,
+                self.init_type_reply << 4 | MTU_4096,
+                0,
+                self.operational_vls << 4,
             ],
         );
-        put(&mut info, 41, &[self.init_type_reply << 4 | 5, 0, 1 << 4]);
         // GUIDCap counts entries, which come in blocks of eight.
         let guid_cap = u8::try_from(GIDS).unwrap_or(0);
         put(&mut info, 50, &[guid_cap, self.subnet_timeout, 16]);
@@ -324,6 +378,19 @@ impl PortState {
         self.sm_sl = info.get(36)? & 0xf;
         self.subnet_timeout = info.get(51)? & 0x1f;
         self.init_type_reply = info.get(41)? >> 4;
+        self.vl_high_limit = *info.get(38)?;
+        // Where 0 means no change, or is reserved.
+        if (1..=MTU_4096).contains(&(info.get(36)? >> 4)) {
+            self.neighbor_mtu = info.get(36)? >> 4;
+        }
+        if (1..=VLS_0_TO_7).contains(&(info.get(43)? >> 4)) {
+            self.operational_vls = info.get(43)? >> 4;
+        }
+        // A count that a manager resets.
+        if be16(info, 44) == 0 {
+            self.m_key_violations = 0;
+        }
+        self.m_key_expires = None;
         if info.get(33)? & 0xf != 0 {
             self.link_down_default = info.get(33)? & 0xf;
         }
@@ -343,6 +410,34 @@ impl PortState {
             changes.push(PortEvent::ClientReregister);
         }
         Some(changes)
+    }
+
+    /// Whether a manager with an M_Key may ask (or set) something (IBA 14.2.4). One that may not makes the
+    /// lease run, at whose end the key protects nothing any more.
+    pub(crate) fn admits(&mut self, m_key: u64, set: bool) -> bool {
+        let lease_ms = i64::from(self.m_key_lease) * 1000;
+        let over = self.m_key_expires.as_ref();
+        if lease_ms != 0 && over.is_some_and(|since| since.elapsed().as_millis() >= lease_ms) {
+            self.m_key_protect = 0;
+            self.m_key_expires = None;
+        }
+        if self.m_key == 0 || m_key == self.m_key {
+            self.m_key_expires = None;
+            return true;
+        }
+        if !set && self.m_key_protect < 2 {
+            return true;
+        }
+        self.m_key_violations = self.m_key_violations.saturating_add(1);
+        if self.m_key_expires.is_none() {
+            self.m_key_expires = Some(Instant::now());
+        }
+        false
+    }
+
+    /// Whether a manager with an M_Key may see the port's.
+    pub(crate) fn shows_m_key(&self, m_key: u64) -> bool {
+        self.m_key_protect == 0 || m_key == self.m_key
     }
 
     fn summary(&self) -> Summary {
@@ -376,6 +471,12 @@ impl PortState {
         }
         changes
     }
+}
+
+/// Whether two P_Keys match (IBA 10.9.3): the same partition, and not both of them limited members.
+pub(crate) fn same_partition(own: u16, other: u16) -> bool {
+    const FULL: u16 = 0x8000;
+    own & !FULL != 0 && own & !FULL == other & !FULL && (own | other) & FULL != 0
 }
 
 /// What clients are told of when it changes.

@@ -3,10 +3,11 @@
 //! A small subnet management agent (IBA 14), and as much of a performance management agent (IBA 16.1) as
 //! `ib_core` asks for.
 //!
-//! Answered: NodeDescription, NodeInfo, PortInfo, GUIDInfo, P_KeyTable, and for a switch SwitchInfo and the
-//! linear forwarding table, in InfiniBand's form; NodeDescription and NodeInfo in OPA's, too. SMInfo goes to
-//! the subnet manager, if there is one; any other attribute is said to be unsupported. M_Keys are kept, but
-//! not checked.
+//! Answered: NodeDescription, NodeInfo, PortInfo, GUIDInfo, P_KeyTable, SLtoVLMappingTable,
+//! VLArbitrationTable, and for a switch SwitchInfo and both
+//! forwarding tables, in InfiniBand's form; NodeDescription and NodeInfo in OPA's, too. SMInfo goes to
+//! the subnet manager, if there is one; any other attribute is said to be unsupported. M_Keys are checked on
+//! InfiniBand ports.
 
 #![forbid(unsafe_code)]
 
@@ -48,7 +49,10 @@ mod attr {
     pub(super) const GUID_INFO: u16 = 0x0014;
     pub(super) const PORT_INFO: u16 = 0x0015;
     pub(super) const PKEY_TABLE: u16 = 0x0016;
+    pub(super) const SL_TO_VL: u16 = 0x0017;
+    pub(super) const VL_ARBITRATION: u16 = 0x0018;
     pub(super) const LINEAR_FORWARDING: u16 = 0x0019;
+    pub(super) const MULTICAST_FORWARDING: u16 = 0x001b;
     pub(super) const SM_INFO: u16 = 0x0020;
 }
 
@@ -88,6 +92,8 @@ struct Request {
     method: u8,
     attribute: u16,
     modifier: u32,
+    /// Of subnet management MADs.
+    m_key: u64,
 }
 
 impl Request {
@@ -99,6 +105,7 @@ impl Request {
             method,
             attribute: u16::from_be_bytes(*mad.get(16..)?.first_chunk()?),
             modifier: u32::from_be_bytes(*mad.get(20..)?.first_chunk()?),
+            m_key: u64::from_be_bytes(*mad.get(24..)?.first_chunk()?),
         })
     }
 
@@ -118,6 +125,13 @@ pub(crate) fn answer(node: &Node, offered: &OfferedMad<'_>, reply: &mut [u8]) ->
         return MadVerdict::Pass;
     }
     let opa = request.base_version == OPA_BASE_VERSION;
+    if is_smp_class(request.class) && !opa {
+        // A manager with the wrong key gets no answer.
+        let agent = node.port(node.managing_port(offered.port));
+        if agent.is_ok_and(|port| !port.state.lock().admits(request.m_key, request.is_set())) {
+            return MadVerdict::Consumed;
+        }
+    }
     let len = offered.mad.len().min(reply.len());
     if len < MAD_LEN {
         return MadVerdict::Failed;
@@ -182,17 +196,25 @@ fn attribute(node: &Node, port: u32, request: &Request, data: &mut [u8; 64]) -> 
             let index = usize::try_from(request.modifier).map_err(|_| STATUS_INVALID)?;
             let mut switch = node.switch().lock();
             if request.is_set() {
-                switch
-                    .block_mut(index)
-                    .ok_or(STATUS_INVALID)?
-                    .copy_from_slice(data);
+                switch.set_block(index, data).ok_or(STATUS_INVALID)?;
             }
-            data.copy_from_slice(switch.block(index).ok_or(STATUS_INVALID)?);
+            *data = switch.block(index).ok_or(STATUS_INVALID)?;
+            Ok(())
+        }
+        attr::MULTICAST_FORWARDING if node.shape() == Shape::Switch => {
+            let mut switch = node.switch().lock();
+            if request.is_set() {
+                let set = switch.set_group_block(request.modifier, data);
+                set.ok_or(STATUS_INVALID)?;
+            }
+            *data = switch.group_block(request.modifier).ok_or(STATUS_INVALID)?;
             Ok(())
         }
         attr::PORT_INFO => port_info(node, port, request, data),
         attr::GUID_INFO => guid_info(node, port, request, data),
         attr::PKEY_TABLE => pkey_table(node, port, request, data),
+        attr::SL_TO_VL => sl_to_vl(node, port, request, data),
+        attr::VL_ARBITRATION => vl_arbitration(node, port, request, data),
         _ => Err(STATUS_UNSUPPORTED),
     }
 }
@@ -238,6 +260,9 @@ fn port_info(node: &Node, local: u32, request: &Request, data: &mut [u8; 64]) ->
         None
     };
     *data = state.port_info(local);
+    if !state.shows_m_key(request.m_key) {
+        put(data, 0, &[0; 8]);
+    }
     drop(state);
     if let Some(changes) = changes {
         node.announce(number, &changes);
@@ -299,6 +324,49 @@ fn pkey_table(node: &Node, local: u32, request: &Request, data: &mut [u8; 64]) -
     if changed {
         node.tell(number, PortEvent::PkeyChange);
     }
+    Ok(())
+}
+
+/// SLtoVLMappingTable. A switch has one for each pair of ports; here the port that a frame comes in
+/// through makes no difference.
+fn sl_to_vl(node: &Node, local: u32, request: &Request, data: &mut [u8; 64]) -> Status {
+    let number = match request.modifier & 0xff {
+        number if node.shape() == Shape::Switch => number,
+        _ => local,
+    };
+    let port = node.port(number).map_err(|_| STATUS_INVALID)?;
+    let mut state = port.state.lock();
+    if request.is_set() {
+        if let Some(table) = data.first_chunk() {
+            state.sl_to_vl = *table;
+        }
+    }
+    data.fill(0);
+    put(data, 0, &state.sl_to_vl);
+    Ok(())
+}
+
+/// A block of the VLArbitrationTable: the first one of each priority; there are no others.
+fn vl_arbitration(node: &Node, local: u32, request: &Request, data: &mut [u8; 64]) -> Status {
+    let number = match request.modifier & 0xff {
+        number if node.shape() == Shape::Switch => number,
+        _ => local,
+    };
+    let half = match request.modifier >> 16 {
+        1 => 0,
+        3 => 1,
+        _ => return Err(STATUS_INVALID),
+    };
+    let port = node.port(number).map_err(|_| STATUS_INVALID)?;
+    let mut state = port.state.lock();
+    let table = state.vl_arbitration.get_mut(half).ok_or(STATUS_INVALID)?;
+    if request.is_set() {
+        if let Some(entries) = data.first_chunk() {
+            *table = *entries;
+        }
+    }
+    data.fill(0);
+    put(data, 0, table.as_slice());
     Ok(())
 }
 

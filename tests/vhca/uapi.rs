@@ -61,15 +61,23 @@ pub(crate) const WIRING_USER: u32 = 1;
 pub(crate) const CREATE_NO_PROCESS_MAD: u32 = 1;
 /// [`Create::flags`]: directed-route SMPs that go nowhere are answered by the control file's reader.
 pub(crate) const CREATE_USER_SMA: u32 = 2;
+/// [`Create::flags`]: the node stands in the fabric, and is no device of this host: a switch. Its agent
+/// answers by itself. There is no other way to have a switch beside `ib_cm`, which looks in front of its
+/// table of ports where one has number 0.
+pub(crate) const CREATE_EXTERNAL: u32 = 4;
 /// All flags that [`Create::flags`] may have.
-pub(crate) const CREATE_FLAGS: u32 = CREATE_NO_PROCESS_MAD | CREATE_USER_SMA;
+pub(crate) const CREATE_FLAGS: u32 = CREATE_NO_PROCESS_MAD | CREATE_USER_SMA | CREATE_EXTERNAL;
 
 /// [`PortParams::flags`]: the port is down, whatever is at its cable.
 pub(crate) const PORT_DOWN: u32 = 1;
 /// [`PortParams::flags`]: the port does not go further than Init by itself, a subnet manager does that.
 pub(crate) const PORT_WAIT_FOR_SM: u32 = 2;
+/// [`PortParams::flags`] of [`SET_PORT`]: the port, if it is up, goes to [`PortChange::state`].
+pub(crate) const PORT_SET_STATE: u32 = 4;
+/// [`PortParams::flags`] of [`SET_PORT`]: clients are told to register anew with the subnet manager.
+pub(crate) const PORT_REREGISTER: u32 = 8;
 /// All flags that [`PortParams::flags`] may have.
-pub(crate) const PORT_FLAGS: u32 = PORT_DOWN | PORT_WAIT_FOR_SM;
+pub(crate) const PORT_FLAGS: u32 = PORT_DOWN | PORT_WAIT_FOR_SM | PORT_SET_STATE | PORT_REREGISTER;
 
 /// What a port is like.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
@@ -111,7 +119,8 @@ pub(crate) struct Create {
     pub(crate) reserved: u32,
     /// GUID of the node; 0 for one that the kernel chooses. Ports have the GUIDs behind it.
     pub(crate) node_guid: u64,
-    /// Name, ended by a zero; empty for `vhcaN`. The kernel writes the name that the device got.
+    /// Name, ended by a zero; empty for `vhcaN`. The kernel writes the name that the device got,
+    /// if it is one.
     pub(crate) name: [u8; 64],
     /// NodeDescription.
     pub(crate) node_desc: [u8; 64],
@@ -125,7 +134,7 @@ pub(crate) struct Create {
 pub(crate) struct PortChange {
     /// Number of the port.
     pub(crate) number: u32,
-    /// PortState, filled in by [`GET_PORT`].
+    /// PortState, filled in by [`GET_PORT`]; with [`PORT_SET_STATE`] what it is to be.
     pub(crate) state: u32,
     /// The port.
     pub(crate) port: PortParams,
@@ -186,7 +195,7 @@ pub(crate) struct Counters {
     pub(crate) dropped: u64,
     /// Frames that a fault sent twice.
     pub(crate) duplicated: u64,
-    /// Frames that had nowhere to go: port down, no such LID.
+    /// Frames that had nowhere to go: port down, no such LID, data in a device wired to user space.
     pub(crate) undeliverable: u64,
     /// Frames that found no queue pair, or none that receives.
     pub(crate) no_queue_pair: u64,
@@ -194,6 +203,8 @@ pub(crate) struct Counters {
     pub(crate) no_buffer: u64,
     /// Frames with a P_Key that is not the port's.
     pub(crate) pkey_violations: u64,
+    /// Datagrams with a Q_Key that is not the queue pair's.
+    pub(crate) qkey_violations: u64,
     /// MADs that were offered to `process_mad`.
     pub(crate) offered: u64,
     /// MADs that `process_mad` answered.
@@ -255,5 +266,5 @@ const _: () = assert!(size_of::<PortParams>() == 64);
 const _: () = assert!(size_of::<Create>() == 736);
 const _: () = assert!(size_of::<PortChange>() == 72);
 const _: () = assert!(size_of::<Faults>() == 56);
-const _: () = assert!(size_of::<Counters>() == 144);
+const _: () = assert!(size_of::<Counters>() == 152);
 const _: () = assert!(size_of::<FrameHeader>() == 88);

@@ -4,7 +4,8 @@
 //!
 //! It makes RDMA devices that `ib_core` takes for real ones, as far as management datagrams go: they have
 //! queue pairs 0 and 1, LIDs, partitions, a subnet management agent, links that come up and go down, and
-//! faults that a test asks for. It moves no other data.
+//! faults that a test asks for. Beside them it moves unreliable datagrams of the kernel, for `ib_ipoib` to
+//! live on it.
 //!
 //! # The life of a device
 //!
@@ -20,9 +21,12 @@
 //! ([`directed`]) or to user space ([`outbox`]), and is received by a queue pair there. `ib_mad` then offers it to the
 //! node's agent ([`sma`]), before anybody else gets it.
 //!
+//! A datagram that is no MAD goes the same way over cables and through switches, but only between active
+//! ports, and to the queue pairs of [`data`]: to one, or to those of a multicast group.
+//!
 //! # Layers
 //!
-//! Only [`verbs`] and the shared `chrdev` have unsafe code. `chrdev`, `compat` and the lists for bindgen are
+//! Only [`verbs`] and the shared `chrdev` have unsafe code. `chrdev`, `compat` and `bindings` are
 //! those of `ib_umad`, by path: the two modules are built apart, but from one source.
 //!
 //! # Locks
@@ -34,6 +38,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod agenda;
+#[path = "../../bindings/mod.rs"]
 mod bindings;
 // The module uses a part of them only.
 #[allow(dead_code)]
@@ -43,6 +48,7 @@ mod chrdev;
 mod compat;
 mod control;
 mod counters;
+mod data;
 mod directed;
 mod fabric;
 mod faults;

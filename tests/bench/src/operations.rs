@@ -10,7 +10,7 @@ use std::time::Duration;
 use ktap::peers::{fresh_tid, CLASS, OUI, SOON};
 use ktap::prelude::*;
 use nix::poll::PollFlags;
-use selftests::vhca;
+use selftests::vhca::{self, VhcaExt};
 use umad::{abi, port::node};
 
 use crate::clock::{drained, idle, set_priority, ticks, timed, Priority};

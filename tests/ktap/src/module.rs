@@ -33,10 +33,15 @@ pub fn is_loaded() -> bool {
 
 /// Loads the module under test.
 pub fn load() -> Result<(), Errno> {
+    load_with(c"")
+}
+
+/// Loads the module under test with parameters (`name=value name=value`).
+pub fn load_with(parameters: &CStr) -> Result<(), Errno> {
     let path = file().map_err(|_| Errno::ENOENT)?;
     let file =
         File::open(path).map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO)))?;
-    finit_module(&file, c"", ModuleInitFlags::empty())
+    finit_module(&file, parameters, ModuleInitFlags::empty())
 }
 
 /// Unloads ib_umad; fails at once with `EWOULDBLOCK` while it is in use.

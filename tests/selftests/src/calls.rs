@@ -54,3 +54,11 @@ pub fn read_by_number(fd: RawFd, len: usize) -> nix::Result<Vec<u8>> {
     buffer.truncate(usize::try_from(n).map_err(|_| Errno::EOVERFLOW)?);
     Ok(buffer)
 }
+
+/// `write(fd, from, len)` from any address, readable or not.
+pub fn write_at(fd: BorrowedFd<'_>, from: *const u8, len: usize) -> nix::Result<usize> {
+    // SAFETY: the kernel checks the memory; a write only reads it.
+    let n = unsafe { libc::write(fd.as_raw_fd(), from.cast(), len) };
+    let n = Errno::result(n)?;
+    usize::try_from(n).map_err(|_| Errno::EOVERFLOW)
+}

@@ -8,6 +8,7 @@
 
 #include "../../../bindings/helper.h"
 
+#include <linux/bottom_half.h>
 #include <linux/nsproxy.h>
 #include <linux/spinlock.h>
 #include <linux/workqueue.h>
@@ -36,6 +37,17 @@ static inline int vhca_spin_trylock_irqsave(spinlock_t *lock, unsigned long *fla
 static inline void vhca_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags)
 {
 	spin_unlock_irqrestore(lock, flags);
+}
+
+/* These two have lockdep's and the caller's address in them, and so are inline. */
+static inline void vhca_bh_disable(void)
+{
+	local_bh_disable();
+}
+
+static inline void vhca_bh_enable(void)
+{
+	local_bh_enable();
 }
 
 /* INIT_DELAYED_WORK() is a macro. */

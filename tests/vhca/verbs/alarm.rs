@@ -23,7 +23,7 @@ use kernel::{
 
 /// What an alarm calls.
 pub(crate) trait Ring: Send + Sync + 'static {
-    /// Does what is due. Returns when to be called again, in ms, if ever.
+    /// Does what is due. Returns when to be called again, in ms, if ever. Does not sleep.
     fn ring(&self) -> Option<u32>;
 }
 
@@ -86,7 +86,16 @@ impl<T: Ring> Alarm<T> {
             let work = kernel::container_of!(work, bindings::delayed_work, work);
             &*kernel::container_of!(Opaque::cast_from(work.cast_const()), Self, work)
         };
-        if let Some(ms) = alarm.target.ring() {
+        // As an interrupt of the hardware would: what a completion handler leaves to a softirq is done
+        // when this ends.
+        // SAFETY: The two calls are a pair, and nothing between them sleeps, see `Ring::ring`.
+        let next = unsafe {
+            bindings::vhca_bh_disable();
+            let next = alarm.target.ring();
+            bindings::vhca_bh_enable();
+            next
+        };
+        if let Some(ms) = next {
             alarm.set(ms);
         }
     }

@@ -19,7 +19,9 @@ use super::{
         QueuePair,
         RawCq,
         RawQp,
-        SendRequest, //
+        SendRequest,
+        SendStatus,
+        Sending, //
     }, //
 };
 use crate::{
@@ -49,6 +51,8 @@ use kernel::{
 pub(crate) const MAD_LEN: usize = 256;
 /// Bytes of an OPA MAD.
 pub(crate) const OPA_MAD_LEN: usize = 2048;
+/// Bytes of the longest datagram that is no MAD: the MTU.
+pub(crate) const MAX_DATA_LEN: usize = 4096;
 /// Base version of an OPA MAD.
 pub(crate) const OPA_BASE_VERSION: u8 = 0x80;
 
@@ -158,7 +162,7 @@ pub(crate) enum MadVerdict {
     Reply(usize),
 }
 
-/// A driver of RDMA devices that do MADs.
+/// A driver of RDMA devices that do MADs and datagrams.
 pub(crate) trait Provider: Send + Sync + Sized + 'static {
     /// Entries of each port's P_Key table.
     const PKEYS: u16;
@@ -183,11 +187,20 @@ pub(crate) trait Provider: Send + Sync + Sized + 'static {
     /// Looks at a MAD. `reply` is a zeroed buffer for an answer. May sleep.
     fn process_mad(&self, offered: &OfferedMad<'_>, reply: &mut [u8]) -> MadVerdict;
 
+    /// A number for a new queue pair that is not for MADs.
+    fn new_qp_number(&self) -> u32;
+
     /// There is a new queue pair. May sleep.
     fn attach(&self, qp: Arc<QueuePair>) -> Result;
 
     /// A queue pair is gone. May sleep.
     fn detach(&self, qp: &Arc<QueuePair>);
+
+    /// A queue pair joins a multicast group. May sleep.
+    fn join(&self, qp: &Arc<QueuePair>, mgid: [u8; 16], mlid: u16) -> Result;
+
+    /// A queue pair leaves a multicast group. May sleep.
+    fn leave(&self, qp: &QueuePair, mgid: [u8; 16], mlid: u16) -> Result;
 
     /// Sends. Must complete the send, sooner or later, unless it is refused. Does not sleep.
     fn send(
@@ -405,14 +418,17 @@ impl<T: Provider> Ops<T> {
             (*attr).sys_image_guid = (*device).node_guid;
             (*attr).max_mr_size = u64::MAX;
             (*attr).kernel_cap_flags = u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
-            (*attr).max_qp = 16;
+            (*attr).max_qp = 256;
             (*attr).max_qp_wr = 8192;
             (*attr).max_send_sge = 4;
             (*attr).max_recv_sge = 1;
-            (*attr).max_cq = 64;
-            (*attr).max_cqe = 16384;
+            (*attr).max_cq = 256;
+            (*attr).max_cqe = 131_072;
             (*attr).max_pd = 64;
             (*attr).max_ah = 65536;
+            (*attr).max_mcast_grp = 1024;
+            (*attr).max_mcast_qp_attach = 256;
+            (*attr).max_total_mcast_qp_attach = 1024;
             (*attr).max_pkeys = T::PKEYS;
         }
         0
@@ -705,12 +721,13 @@ impl<T: Provider> Ops<T> {
         _udata: *mut bindings::ib_udata,
     ) -> c_int {
         // SAFETY: By the caller.
-        let ours = match unsafe { RawQp::create(qp, attr) } {
+        let provider = unsafe { Self::provider((*qp).device) };
+        // SAFETY: By the caller.
+        let ours = match unsafe { RawQp::create(qp, attr, || provider.new_qp_number()) } {
             Ok(ours) => ours,
             Err(e) => return e.to_errno(),
         };
-        // SAFETY: By the caller.
-        match unsafe { Self::provider((*qp).device) }.attach(ours) {
+        match provider.attach(ours) {
             Ok(()) => 0,
             Err(e) => {
                 // SAFETY: Just created, and refused: `ib_core` frees it.
@@ -729,12 +746,53 @@ impl<T: Provider> Ops<T> {
         mask: c_int,
         _udata: *mut bindings::ib_udata,
     ) -> c_int {
-        // CAST: A flag.
-        if mask & bindings::ib_qp_attr_mask_IB_QP_STATE as c_int != 0 {
-            // SAFETY: By the caller.
-            unsafe { RawQp::get(qp).set_state((*attr).qp_state) };
-        }
+        // CAST: The same bits.
+        // SAFETY: By the caller.
+        errno(unsafe { RawQp::get(qp).modify(&*attr, mask as u32) })
+    }
+
+    /// # Safety
+    ///
+    /// See `query_device`.
+    unsafe extern "C" fn query_qp(
+        qp: *mut bindings::ib_qp,
+        attr: *mut bindings::ib_qp_attr,
+        _mask: c_int,
+        init_attr: *mut bindings::ib_qp_init_attr,
+    ) -> c_int {
+        // SAFETY: By the caller.
+        unsafe { RawQp::get(qp).query(&mut *attr, &mut *init_attr) };
         0
+    }
+
+    /// # Safety
+    ///
+    /// See `query_device`.
+    unsafe extern "C" fn attach_mcast(
+        qp: *mut bindings::ib_qp,
+        mgid: *mut bindings::ib_gid,
+        mlid: u16,
+    ) -> c_int {
+        // SAFETY: By the caller; all members of the union are 16 bytes.
+        unsafe {
+            let (provider, ours) = (Self::provider((*qp).device), RawQp::get(qp));
+            errno(provider.join(&ours.into(), *(*mgid).raw, mlid))
+        }
+    }
+
+    /// # Safety
+    ///
+    /// See `query_device`.
+    unsafe extern "C" fn detach_mcast(
+        qp: *mut bindings::ib_qp,
+        mgid: *mut bindings::ib_gid,
+        mlid: u16,
+    ) -> c_int {
+        // SAFETY: By the caller; all members of the union are 16 bytes.
+        unsafe {
+            let (provider, ours) = (Self::provider((*qp).device), RawQp::get(qp));
+            errno(provider.leave(&ours, *(*mgid).raw, mlid))
+        }
     }
 
     /// # Safety
@@ -762,10 +820,23 @@ impl<T: Provider> Ops<T> {
     ) -> c_int {
         // SAFETY: By the caller.
         let (provider, ours) = unsafe { (Self::provider((*qp).device), RawQp::get(qp)) };
+        let max = if ours.is_data() {
+            MAX_DATA_LEN
+        } else {
+            OPA_MAD_LEN
+        };
         while !wr.is_null() {
             // SAFETY: By the caller.
-            let sent = unsafe { SendRequest::from_raw(wr, OPA_MAD_LEN) }
-                .and_then(|request| T::send(provider, ours, request));
+            let sent = unsafe { SendRequest::from_raw(wr, max) }.and_then(|request| {
+                match ours.sending() {
+                    Sending::Ready => T::send(provider, ours, request),
+                    Sending::Flushing => {
+                        ours.complete(request.token, SendStatus::FLUSHED);
+                        Ok(())
+                    }
+                    Sending::Refusing => Err(EINVAL),
+                }
+            });
             if let Err(e) = sent {
                 // SAFETY: By the caller.
                 unsafe { *bad_wr = wr };
@@ -857,7 +928,10 @@ impl<T: Provider> Ops<T> {
         req_notify_cq: Some(Self::req_notify_cq),
         create_qp: Some(Self::create_qp),
         modify_qp: Some(Self::modify_qp),
+        query_qp: Some(Self::query_qp),
         destroy_qp: Some(Self::destroy_qp),
+        attach_mcast: Some(Self::attach_mcast),
+        detach_mcast: Some(Self::detach_mcast),
         post_send: Some(Self::post_send),
         post_recv: Some(Self::post_recv),
         get_dma_mr: Some(Self::get_dma_mr),

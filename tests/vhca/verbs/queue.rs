@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-//! Completion queues, and queue pairs 0 and 1.
+//! Completion queues and queue pairs: 0 and 1, and those of unreliable datagrams.
 //!
 //! C header: `include/rdma/ib_verbs.h`, `struct ib_cq`, `struct ib_qp`
 //!
@@ -50,7 +50,8 @@ impl SendStatus {
 
 /// A ring of completions.
 struct Ring {
-    entries: KVec<bindings::ib_wc>,
+    // Some owners want tens of thousands.
+    entries: KVVec<bindings::ib_wc>,
     first: usize,
     len: usize,
     /// The owner wants to be told of the next completion.
@@ -85,7 +86,7 @@ impl RawCq {
     /// `cq` must be a `RawCq` that `ib_core` has just allocated.
     pub(super) unsafe fn create(cq: *mut bindings::ib_cq, len: u32) -> Result {
         let len = usize::try_from(len).map_err(|_| EINVAL)?;
-        let mut entries = KVec::with_capacity(len, GFP_KERNEL)?;
+        let mut entries = KVVec::with_capacity(len, GFP_KERNEL)?;
         for _ in 0..len {
             entries.push(bindings::ib_wc::default(), GFP_KERNEL)?;
         }
@@ -202,7 +203,7 @@ impl CompletionQueue {
         if !armed {
             return;
         }
-        // SAFETY: By the caller the queue is live. Its handler only queues a work.
+        // SAFETY: By the caller the queue is live. Its handler only queues a work, or raises a softirq.
         unsafe {
             if let Some(handler) = (*self.cq).comp_handler {
                 handler(self.cq, (*self.cq).cq_context);
@@ -214,26 +215,23 @@ impl CompletionQueue {
 /// What identifies a posted send until it is completed.
 #[must_use]
 pub(crate) struct SendToken {
-    cqe: *mut bindings::ib_cqe,
+    id: u64,
     len: u32,
 }
-
-// SAFETY: The pointer is only handed back.
-unsafe impl Send for SendToken {}
-// SAFETY: As above.
-unsafe impl Sync for SendToken {}
 
 /// A send that `ib_core` posts.
 pub(crate) struct SendRequest {
     /// To complete it with.
     pub(crate) token: SendToken,
-    /// The MAD.
-    pub(crate) mad: KVec<u8>,
+    /// The MAD, or the data.
+    pub(crate) payload: KVec<u8>,
     /// Where to.
     pub(crate) address: Address,
     /// Destination queue pair.
     pub(crate) remote_qpn: u32,
-    /// Index of the P_Key to send with.
+    /// Q_Key of the destination, or one that stands for the sender's own.
+    pub(crate) remote_qkey: u32,
+    /// Index of the P_Key to send a MAD with.
     pub(crate) pkey_index: u16,
 }
 
@@ -246,9 +244,9 @@ impl SendRequest {
     ///
     /// # Safety
     ///
-    /// `wr` must be a work request for queue pair 0 or 1 with addresses of kernel memory.
+    /// `wr` must be a work request of a datagram, with addresses of kernel memory.
     pub(super) unsafe fn from_raw(wr: *const bindings::ib_send_wr, max: usize) -> Result<Self> {
-        // SAFETY: By the caller; a work request for these queue pairs is part of an `ib_ud_wr`.
+        // SAFETY: By the caller; that of a datagram is part of an `ib_ud_wr`.
         let (wr, ud) = unsafe { (&*wr, &*kernel::container_of!(wr, bindings::ib_ud_wr, wr)) };
         if wr.opcode != bindings::ib_wr_opcode_IB_WR_SEND || ud.ah.is_null() {
             return Err(EINVAL);
@@ -267,36 +265,37 @@ impl SendRequest {
         if room > max {
             return Err(EINVAL);
         }
-        let mut mad = KVec::with_capacity(room, GFP_ATOMIC)?;
+        let mut payload = KVec::with_capacity(room, GFP_ATOMIC)?;
         for segment in segments.iter().filter(|segment| segment.length != 0) {
             // CAST: Virtual DMA: the address is a pointer, and a u32 fits.
             // SAFETY: By the caller.
             let bytes = unsafe {
                 slice::from_raw_parts(segment.addr as usize as *const u8, segment.length as usize)
             };
-            mad.extend_from_slice(bytes, GFP_ATOMIC)?;
+            payload.extend_from_slice(bytes, GFP_ATOMIC)?;
         }
         Ok(Self {
             token: SendToken {
-                // SAFETY: Work requests of the kernel name their completion entry.
-                cqe: unsafe { *wr.__bindgen_anon_1.wr_cqe },
+                // SAFETY: Number or pointer, it is handed back as it is.
+                id: unsafe { *wr.__bindgen_anon_1.wr_id },
                 len,
             },
-            mad,
+            payload,
             // SAFETY: By the caller; the handle is one of this driver's.
             address: unsafe { RawAh::address(ud.ah) },
             remote_qpn: ud.remote_qpn,
+            remote_qkey: ud.remote_qkey,
             pkey_index: ud.pkey_index,
         })
     }
 }
 
-/// A MAD that arrives.
+/// A datagram that arrives.
 pub(crate) struct Arrival<'a> {
     /// The global route header, if it came with one.
     pub(crate) grh: Option<&'a [u8; GRH_LEN]>,
-    /// The MAD.
-    pub(crate) mad: &'a [u8],
+    /// The MAD, or the data.
+    pub(crate) payload: &'a [u8],
     /// Queue pair of the sender.
     pub(crate) src_qp: u32,
     /// LID of the sender.
@@ -311,7 +310,7 @@ pub(crate) struct Arrival<'a> {
     pub(crate) port: u32,
 }
 
-/// Why a MAD was not received.
+/// Why a datagram was not received.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecvFailure {
     /// The queue pair is in no state to receive, or gone.
@@ -325,9 +324,31 @@ pub(crate) enum RecvFailure {
 /// A posted receive buffer.
 #[derive(Clone, Copy)]
 struct RecvBuffer {
-    cqe: *mut bindings::ib_cqe,
+    id: u64,
     addr: u64,
     len: u32,
+}
+
+/// What a queue pair is bound to.
+#[derive(Clone, Copy)]
+pub(crate) struct Binding {
+    /// The port.
+    pub(crate) port: u32,
+    /// Index of the P_Key of its data.
+    pub(crate) pkey_index: u16,
+    /// Q_Key.
+    pub(crate) qkey: u32,
+}
+
+/// What a queue pair does with a send.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sending {
+    /// It sends.
+    Ready,
+    /// It completes it as flushed.
+    Flushing,
+    /// It refuses.
+    Refusing,
 }
 
 /// What a queue pair's lock guards.
@@ -336,19 +357,71 @@ struct Inner {
     qp: Option<NonNull<bindings::ib_qp>>,
     send_cq: *mut bindings::ib_cq,
     recv_cq: *mut bindings::ib_cq,
-    /// In a state in which it receives.
-    receiving: bool,
+    state: bindings::ib_qp_state,
+    binding: Binding,
     /// A ring of posted buffers.
     buffers: KVec<Option<RecvBuffer>>,
     first: usize,
     len: usize,
 }
 
-/// Queue pair 0 or 1 of a port.
+impl Inner {
+    /// In a state in which it receives.
+    fn is_receiving(&self) -> bool {
+        matches!(
+            self.state,
+            bindings::ib_qp_state_IB_QPS_RTR
+                | bindings::ib_qp_state_IB_QPS_RTS
+                | bindings::ib_qp_state_IB_QPS_SQD
+                | bindings::ib_qp_state_IB_QPS_SQE
+        )
+    }
+
+    /// The buffer that is next, if one is posted.
+    fn first_buffer(&self) -> Option<RecvBuffer> {
+        *self.buffers.get(self.first)?
+    }
+
+    /// Takes the buffer that is next.
+    fn take_buffer(&mut self) -> Option<RecvBuffer> {
+        let buffer = self.buffers.get_mut(self.first)?.take()?;
+        self.first = (self.first + 1) % self.buffers.len();
+        self.len -= 1;
+        Some(buffer)
+    }
+
+    /// Gives a buffer back unused.
+    fn flush(&self, buffer: RecvBuffer) {
+        let Some(qp) = self.qp else { return };
+        let mut wc = bindings::ib_wc {
+            status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
+            opcode: bindings::ib_wc_opcode_IB_WC_RECV,
+            qp: qp.as_ptr(),
+            ..Default::default()
+        };
+        wc.__bindgen_anon_1.wr_id = ManuallyDrop::new(buffer.id);
+        // SAFETY: The queue pair is there while its lock is held, and so is its completion queue.
+        unsafe { RawCq::get(self.recv_cq).push(wc) };
+    }
+}
+
+/// The same capacities once more.
+fn copy_of(cap: &bindings::ib_qp_cap) -> bindings::ib_qp_cap {
+    bindings::ib_qp_cap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        ..Default::default()
+    }
+}
+
+/// A queue pair: 0 or 1 of a port, or one of unreliable datagrams.
 #[pin_data]
 pub(crate) struct QueuePair {
     number: u32,
-    port: u32,
+    kind: bindings::ib_qp_type,
+    cap: bindings::ib_qp_cap,
     #[pin]
     inner: IrqSpinLock<Inner>,
 }
@@ -370,7 +443,7 @@ impl RawQp {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` for any but queue pairs 0 and 1; `ENOMEM`.
+    /// `EOPNOTSUPP` for what is neither queue pair 0 or 1 nor one of plain datagrams; `ENOMEM`.
     ///
     /// # Safety
     ///
@@ -378,12 +451,16 @@ impl RawQp {
     pub(super) unsafe fn create(
         qp: *mut bindings::ib_qp,
         attr: *const bindings::ib_qp_init_attr,
+        new_number: impl FnOnce() -> u32,
     ) -> Result<Arc<QueuePair>> {
         // SAFETY: By the caller.
         let attr = unsafe { &*attr };
         let number = match attr.qp_type {
             bindings::ib_qp_type_IB_QPT_SMI => 0,
             bindings::ib_qp_type_IB_QPT_GSI => 1,
+            bindings::ib_qp_type_IB_QPT_UD if attr.create_flags == 0 && attr.srq.is_null() => {
+                new_number()
+            }
             _ => return Err(crate::compat::EOPNOTSUPP),
         };
         let room = usize::try_from(attr.cap.max_recv_wr).map_err(|_| EINVAL)?;
@@ -394,12 +471,18 @@ impl RawQp {
         let ours = Arc::pin_init(
             pin_init!(QueuePair {
                 number,
-                port: attr.port_num,
+                kind: attr.qp_type,
+                cap: copy_of(&attr.cap),
                 inner <- new_irq_spinlock!(Inner {
                     qp: NonNull::new(qp),
                     send_cq: attr.send_cq,
                     recv_cq: attr.recv_cq,
-                    receiving: false,
+                    state: bindings::ib_qp_state_IB_QPS_RESET,
+                    binding: Binding {
+                        port: attr.port_num,
+                        pkey_index: 0,
+                        qkey: 0,
+                    },
                     buffers,
                     first: 0,
                     len: 0,
@@ -425,7 +508,6 @@ impl RawQp {
         let ours = unsafe { Arc::<QueuePair>::from_foreign((*qp.cast::<Self>()).ours) };
         let mut inner = ours.inner.lock();
         inner.qp = None;
-        inner.receiving = false;
         drop(inner);
         ours
     }
@@ -444,32 +526,102 @@ impl RawQp {
 }
 
 impl QueuePair {
-    /// Its number, 0 or 1.
+    /// Its number.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its port.
-    pub(crate) fn port(&self) -> u32 {
-        self.port
+    /// Whether it carries something else than MADs.
+    pub(crate) fn is_data(&self) -> bool {
+        self.number > 1
     }
 
-    /// Goes into a state in which it receives, or into one in which it does not.
-    pub(super) fn set_state(&self, state: bindings::ib_qp_state) {
-        self.inner.lock().receiving = matches!(
-            state,
-            bindings::ib_qp_state_IB_QPS_RTR
-                | bindings::ib_qp_state_IB_QPS_RTS
-                | bindings::ib_qp_state_IB_QPS_SQD
-                | bindings::ib_qp_state_IB_QPS_SQE
-        );
+    /// What it is bound to.
+    pub(crate) fn binding(&self) -> Binding {
+        self.inner.lock().binding
+    }
+
+    /// Goes into another state, and takes over what the mask names.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no such transition.
+    pub(super) fn modify(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
+        let names = |bit: bindings::ib_qp_attr_mask| mask & bit != 0;
+        let mut inner = self.inner.lock();
+        let current = if names(bindings::ib_qp_attr_mask_IB_QP_CUR_STATE) {
+            attr.cur_qp_state
+        } else {
+            inner.state
+        };
+        let next = if names(bindings::ib_qp_attr_mask_IB_QP_STATE) {
+            attr.qp_state
+        } else {
+            current
+        };
+        // SAFETY: The function looks into tables, and checks its arguments for them.
+        if !unsafe { bindings::ib_modify_qp_is_ok(current, next, self.kind, mask) } {
+            return Err(EINVAL);
+        }
+        if names(bindings::ib_qp_attr_mask_IB_QP_PORT) {
+            inner.binding.port = attr.port_num;
+        }
+        if names(bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX) {
+            inner.binding.pkey_index = attr.pkey_index;
+        }
+        if names(bindings::ib_qp_attr_mask_IB_QP_QKEY) {
+            inner.binding.qkey = attr.qkey;
+        }
+        inner.state = next;
+        match next {
+            bindings::ib_qp_state_IB_QPS_RESET => while inner.take_buffer().is_some() {},
+            bindings::ib_qp_state_IB_QPS_ERR => {
+                while let Some(buffer) = inner.take_buffer() {
+                    inner.flush(buffer);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Tells what it is like.
+    pub(super) fn query(
+        &self,
+        attr: &mut bindings::ib_qp_attr,
+        init_attr: &mut bindings::ib_qp_init_attr,
+    ) {
+        let inner = self.inner.lock();
+        attr.qp_state = inner.state;
+        attr.cur_qp_state = inner.state;
+        attr.port_num = inner.binding.port;
+        attr.pkey_index = inner.binding.pkey_index;
+        attr.qkey = inner.binding.qkey;
+        attr.path_mtu = bindings::ib_mtu_IB_MTU_4096;
+        attr.cap = copy_of(&self.cap);
+        init_attr.cap = copy_of(&self.cap);
+        init_attr.qp_type = self.kind;
+        init_attr.send_cq = inner.send_cq;
+        init_attr.recv_cq = inner.recv_cq;
+        init_attr.port_num = inner.binding.port;
+    }
+
+    /// What it does with a send now.
+    pub(super) fn sending(&self) -> Sending {
+        match self.inner.lock().state {
+            bindings::ib_qp_state_IB_QPS_RTS => Sending::Ready,
+            bindings::ib_qp_state_IB_QPS_ERR | bindings::ib_qp_state_IB_QPS_SQE => {
+                Sending::Flushing
+            }
+            _ => Sending::Refusing,
+        }
     }
 
     /// Takes a receive buffer.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is not in one piece, `ENOMEM` if there are too many already.
+    /// `EINVAL` if it is not in one piece, or in this state; `ENOMEM` if there are too many already.
     ///
     /// # Safety
     ///
@@ -483,12 +635,20 @@ impl QueuePair {
             }
             let segment = &*(*wr).sg_list;
             RecvBuffer {
-                cqe: *(*wr).__bindgen_anon_1.wr_cqe,
+                id: *(*wr).__bindgen_anon_1.wr_id,
                 addr: segment.addr,
                 len: segment.length,
             }
         };
         let mut inner = self.inner.lock();
+        match inner.state {
+            bindings::ib_qp_state_IB_QPS_RESET => return Err(EINVAL),
+            bindings::ib_qp_state_IB_QPS_ERR => {
+                inner.flush(buffer);
+                return Ok(());
+            }
+            _ => {}
+        }
         let size = inner.buffers.len();
         if inner.len >= size {
             return Err(ENOMEM);
@@ -501,26 +661,20 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Receives a MAD into the next buffer. May be called in any context.
+    /// Receives a datagram into the next buffer. May be called in any context.
     pub(crate) fn receive(&self, arrival: &Arrival<'_>) -> core::result::Result<(), RecvFailure> {
         let mut inner = self.inner.lock();
-        let Some(qp) = inner.qp.filter(|_| inner.receiving) else {
+        let Some(qp) = inner.qp.filter(|_| inner.is_receiving()) else {
             return Err(RecvFailure::NotReceiving);
         };
-        let (first, size) = (inner.first, inner.buffers.len());
-        let Some(buffer) = inner.buffers.get_mut(first).and_then(Option::take) else {
+        let Some(buffer) = inner.first_buffer() else {
             return Err(RecvFailure::NoBuffer);
         };
-        let len = GRH_LEN + arrival.mad.len();
+        let len = GRH_LEN + arrival.payload.len();
         if usize::try_from(buffer.len).map_or(true, |room| room < len) {
-            // Not used up.
-            if let Some(slot) = inner.buffers.get_mut(first) {
-                *slot = Some(buffer);
-            }
             return Err(RecvFailure::TooLong);
         }
-        inner.first = (first + 1) % size;
-        inner.len -= 1;
+        let _ = inner.take_buffer();
         let grh = arrival.grh.unwrap_or(&[0; GRH_LEN]);
         // CAST: Virtual DMA: the address is a pointer.
         let to = buffer.addr as usize as *mut u8;
@@ -528,9 +682,9 @@ impl QueuePair {
         unsafe {
             core::ptr::copy_nonoverlapping(grh.as_ptr(), to, GRH_LEN);
             core::ptr::copy_nonoverlapping(
-                arrival.mad.as_ptr(),
+                arrival.payload.as_ptr(),
                 to.add(GRH_LEN),
-                arrival.mad.len(),
+                arrival.payload.len(),
             );
         }
         let mut wc = bindings::ib_wc {
@@ -552,7 +706,7 @@ impl QueuePair {
             port_num: arrival.port,
             ..Default::default()
         };
-        wc.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(buffer.cqe);
+        wc.__bindgen_anon_1.wr_id = ManuallyDrop::new(buffer.id);
         // SAFETY: The queue pair is there while its lock is held, and so is its completion queue.
         unsafe { RawCq::get(inner.recv_cq).push(wc) };
         Ok(())
@@ -561,8 +715,12 @@ impl QueuePair {
     /// Completes a send. May be called in any context. Does nothing if the queue pair is gone, which
     /// `ib_mad` lets happen only when all of its sends are completed.
     pub(crate) fn complete(&self, token: SendToken, status: SendStatus) {
-        let inner = self.inner.lock();
+        let mut inner = self.inner.lock();
         let Some(qp) = inner.qp else { return };
+        let failed = status != SendStatus::SUCCESS && status != SendStatus::FLUSHED;
+        if failed && self.is_data() && inner.state == bindings::ib_qp_state_IB_QPS_RTS {
+            inner.state = bindings::ib_qp_state_IB_QPS_SQE;
+        }
         let mut wc = bindings::ib_wc {
             status: status.0,
             opcode: bindings::ib_wc_opcode_IB_WC_SEND,
@@ -570,7 +728,7 @@ impl QueuePair {
             qp: qp.as_ptr(),
             ..Default::default()
         };
-        wc.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(token.cqe);
+        wc.__bindgen_anon_1.wr_id = ManuallyDrop::new(token.id);
         // SAFETY: As in `receive`.
         unsafe { RawCq::get(inner.send_cq).push(wc) };
     }

@@ -10,7 +10,7 @@
 
 use ktap::peers::{CLASS, OUI, QUIET, SOON};
 use ktap::prelude::*;
-use selftests::vhca;
+use selftests::vhca::{self, VhcaExt};
 use umad::{addr::Grh, sysfs};
 
 /// Two Soft-RoCE devices of the check's own, with an agent each.

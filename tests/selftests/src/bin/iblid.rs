@@ -15,7 +15,7 @@ use nix::sys::stat::{major, minor};
 use selftests::task::Task;
 use selftests::vhca::{
     answer, attr, direct, issms, Agent, Faults, Frame, Module, Pair, PortParams, Shape, Smp, Spec,
-    Vhca, DIRECTION, PORT_DOWN, TIMED_OUT, USER_SMA,
+    SpecExt, Vhca, VhcaExt, DIRECTION, PORT_DOWN, TIMED_OUT, USER_SMA,
 };
 use umad::{addr::Grh, sysfs, PkeyIndex};
 
@@ -864,7 +864,7 @@ fn main() -> std::process::ExitCode {
         },
     );
     area.check("the test equipment refuses what makes no sense", || {
-        let refused = |spec: Spec| spec.try_plug().err();
+        let refused = |spec: Spec| spec.create().err();
         for ports in [0, 9] {
             ensure_eq!(refused(Spec::new(Shape::Ca, ports)), Some(Errno::EINVAL));
         }

@@ -16,8 +16,8 @@ use nix::sys::stat::{major, minor, mknod, Mode, SFlag};
 use selftests::netlink::{Chardev, Rdma};
 use selftests::task::{handle_signal, Task, MUST, MUST_NOT};
 use selftests::vhca::{
-    answer, attr, cap_mask_of, direct, issms, Agent, Faults, Module, Pair, Shape, Smp, Spec, Vhca,
-    IS_SM, PORT_DOWN,
+    answer, attr, cap_mask_of, direct, issms, Agent, Faults, Module, Pair, Shape, Smp, Spec,
+    SpecExt, Vhca, VhcaExt, IS_SM, PORT_DOWN,
 };
 use umad::sysfs;
 

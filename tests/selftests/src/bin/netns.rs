@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! Area `netns`: who may open a port, by network namespace, in the two modes of the RDMA
-//! subsystem; and a device that moves to another namespace.
+//! subsystem; the same for issm; and a device that moves to another namespace.
 //!
 //! The mode can change only while no other network namespace exists, so it is changed first, and
 //! changed back when the last one is gone.
@@ -10,16 +10,20 @@
 
 use std::fs;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 
 use ktap::peers::{CLASS, SOON};
 use ktap::prelude::*;
+use nix::fcntl::OFlag;
 use nix::sched::{unshare, CloneFlags};
 use nix::sys::socket::{
     recvmsg, sendmsg, socketpair, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags,
     SockFlag, SockType, UnixAddr,
 };
-use selftests::task::MUST;
+use nix::sys::stat::Mode;
+use selftests::task::{Task, MUST, MUST_NOT};
+use selftests::vhca::{Module, Shape, Spec, SpecExt, VhcaExt, IS_SM};
 
 const PACKET: usize = 64 + 256;
 
@@ -230,6 +234,75 @@ fn exclusive_mode(area: &mut ktap::Area) {
     );
 }
 
+fn open_issm(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+    nix::fcntl::open(
+        path,
+        OFlag::O_RDWR | OFlag::O_CLOEXEC | flags,
+        Mode::empty(),
+    )
+}
+
+fn issm(area: &mut ktap::Area) {
+    area.check("shared mode: issm can be held from every namespace", || {
+        let device = Spec::new(Shape::Ca, 1).plug()?;
+        let path = device.issm(1)?;
+        elsewhere(|| {
+            let held = open_issm(&path, OFlag::O_NONBLOCK)?;
+            ensure!(device.cap_mask(1)? & IS_SM != 0);
+            drop(held);
+            ensure!(device.cap_mask(1)? & IS_SM == 0);
+            Ok(())
+        })
+    });
+    area.check(
+        "exclusive mode: issm from another namespace is EPERM, and nothing is held",
+        || {
+            let _mode = Exclusive::begin()?;
+            let device = Spec::new(Shape::Ca, 1).plug()?;
+            let path = device.issm(1)?;
+            elsewhere(|| {
+                for _ in 0..20 {
+                    for flags in [OFlag::empty(), OFlag::O_NONBLOCK] {
+                        ensure_errno!(open_issm(&path, flags), EPERM);
+                    }
+                }
+                Ok(())
+            })?;
+            ensure!(device.cap_mask(1)? & IS_SM == 0);
+            open_issm(&path, OFlag::O_NONBLOCK)?;
+            Ok(())
+        },
+    );
+    area.check(
+        "exclusive mode: issm that is held, from another namespace: the wait comes first",
+        || {
+            let _mode = Exclusive::begin()?;
+            let device = Spec::new(Shape::Ca, 1).plug()?;
+            let path = device.issm(1)?;
+            fork(|| {
+                let held = open_issm(&path, OFlag::O_NONBLOCK)?;
+                unshare(CloneFlags::CLONE_NEWNET)?;
+                ensure_errno!(open_issm(&path, OFlag::O_NONBLOCK), EAGAIN);
+                let waits_for = path.clone();
+                let mut waiter = Task::start_asleep(libc::SYS_openat, move || {
+                    open_issm(&waits_for, OFlag::empty())
+                });
+                ensure!(!waiter.within(MUST_NOT), "it did not wait");
+                drop(held);
+                let got = waiter.result(MUST).and_then(|got| got.as_ref().err());
+                ensure_eq!(got.copied(), Some(Errno::EPERM));
+                // And the one that was refused holds nothing.
+                ensure_errno!(open_issm(&path, OFlag::O_NONBLOCK), EPERM);
+                Ok(())
+            })?
+            .wait(MUST)?;
+            ensure!(device.cap_mask(1)? & IS_SM == 0);
+            open_issm(&path, OFlag::O_NONBLOCK)?;
+            Ok(())
+        },
+    );
+}
+
 fn moved_device(area: &mut ktap::Area) {
     area.check(
         "a device that moves takes its port away from open files",
@@ -298,6 +371,7 @@ fn main() -> std::process::ExitCode {
     let mut area = ktap::Area::new("netns");
     shared_mode(&mut area);
     exclusive_mode(&mut area);
+    issm(&mut area);
     moved_device(&mut area);
-    area.run()
+    Module::run(area)
 }

@@ -8,8 +8,9 @@
 
 use ktap::prelude::*;
 use selftests::vhca::{
-    answer, attr, direct, smi, wait_for_umad, Agent, Faults, Module, Pair, Shape, Smp, Spec, Vhca,
-    DIRECTED, DIRECTION, LID_ROUTED, NO_PROCESS_MAD, PORT_DOWN, TIMED_OUT, UNSUPPORTED,
+    answer, attr, direct, smi, wait_for_umad, Agent, Faults, Module, Pair, Shape, Smp, Spec,
+    SpecExt, Vhca, VhcaExt, DIRECTED, DIRECTION, EXTERNAL, LID_ROUTED, NO_PROCESS_MAD, PORT_DOWN,
+    TIMED_OUT, UNSUPPORTED,
 };
 use umad::sysfs;
 
@@ -103,7 +104,7 @@ fn ensure_timeout(manager: &Agent, to: &Address, smp: &Smp) -> Outcome {
     ensure_eq!(got.header.status, TIMED_OUT);
     ensure_eq!(got.header.timeout_ms, 200);
     // The MAD as it was sent, but for what the kernel has done to it: its header says enough.
-    ensure_eq!(got.mad_header()?.method, Method::GET);
+    ensure_eq!(got.mad.get(3), smp.0.get(3), "the method");
     Ok(())
 }
 
@@ -345,6 +346,99 @@ fn main() -> std::process::ExitCode {
             })
         },
     );
+    area.check("the tables of the virtual lanes are kept", || {
+        let pair = Pair::new()?;
+        let manager = pair.a.manager(1)?;
+        for (attribute, modifier, len) in [
+            (attr::SL_TO_VL, 0, 8),
+            (attr::VL_ARBITRATION, 1 << 16, 16),
+            (attr::VL_ARBITRATION, 3 << 16, 16),
+        ] {
+            let mut table = [0; 64];
+            for (at, byte) in (1..).zip(&mut table[..len]) {
+                *byte = at;
+            }
+            let smp = Smp::directed(Method::SET, attribute, modifier, &[1]).data(&table);
+            ensure_eq!(answer(&manager.ask(&direct(), smp.0)?)?, table);
+            let smp = Smp::lid_routed(Method::GET, attribute, modifier);
+            ensure_eq!(answer(&manager.ask(&smi(2), smp.0)?)?, table);
+        }
+        Ok(())
+    });
+    area.check(
+        "M_Key: what each level of protection lets pass, and the lease",
+        || {
+            const KEY: u64 = 0x1122_3344_5566_7788;
+            const OTHER: u64 = KEY + 1;
+            let pair = Pair::new()?;
+            let manager = pair.a.manager(1)?;
+            let set = |key: u64, new_key: u64, level: u8, lease: u16| -> Outcome<Smp> {
+                let got = manager.ask(&direct(), get(attr::PORT_INFO, &[1]).m_key(key).0)?;
+                let mut info = answer(&got)?;
+                info[..8].copy_from_slice(&new_key.to_be_bytes());
+                info[26..28].copy_from_slice(&lease.to_be_bytes());
+                info[32] &= 0xf0;
+                info[33] = 0;
+                info[34] = (level << 6) | info[34] & 0x3f;
+                let smp = Smp::directed(Method::SET, attr::PORT_INFO, 1, &[1]);
+                Ok(smp.m_key(key).data(&info))
+            };
+            let shown = |key: u64| -> Outcome<u64> {
+                let got = manager.ask(&direct(), get(attr::PORT_INFO, &[1]).m_key(key).0)?;
+                Ok(u64::from_be_bytes(answer(&got)?[..8].try_into()?))
+            };
+            let first = set(0, KEY, 0, 0)?;
+            answer(&manager.ask(&direct(), first.0)?)?;
+            for (level, seen) in [(0, Some(KEY)), (1, Some(0)), (2, None), (3, None)] {
+                let smp = set(KEY, KEY, level, 0)?;
+                answer(&manager.ask(&direct(), smp.0)?)?;
+                ensure_eq!(shown(KEY)?, KEY, "level {level}");
+                if let Some(seen) = seen {
+                    ensure_eq!(shown(OTHER)?, seen, "level {level}");
+                } else {
+                    let smp = get(attr::PORT_INFO, &[1]).m_key(OTHER);
+                    ensure_timeout(&manager, &direct(), &smp)?;
+                }
+                let smp = set(KEY, KEY, level, 0)?.m_key(OTHER);
+                ensure_timeout(&manager, &direct(), &smp)?;
+            }
+            let smp = set(KEY, KEY, 2, 1)?;
+            answer(&manager.ask(&direct(), smp.0)?)?;
+            // The first refusal makes the lease run: one second.
+            ensure_timeout(
+                &manager,
+                &direct(),
+                &get(attr::PORT_INFO, &[1]).m_key(OTHER),
+            )?;
+            std::thread::sleep(Duration::from_millis(1100));
+            ensure_eq!(shown(OTHER)?, KEY);
+            Ok(())
+        },
+    );
+    area.check("a switch keeps its multicast forwarding table", || {
+        let cable = std::process::id();
+        let _switch = Spec::new(Shape::Switch, 2)
+            .port(1, |port| port.cable = cable)
+            .plug()?;
+        let adapter = Spec::new(Shape::Ca, 1).cabled(1, 1, cable).plug()?;
+        let manager = adapter.manager(1)?;
+        let mut table = [0; 64];
+        table[3] = 0b110;
+        for block in [0, 31] {
+            let smp = Smp::directed(Method::SET, attr::MULTICAST_FORWARDING, block, &[1]);
+            let got = manager.ask(&direct(), smp.data(&table).0)?;
+            ensure_eq!(answer(&got)?, table);
+        }
+        let smp = get(attr::MULTICAST_FORWARDING, &[1]);
+        ensure_eq!(answer(&manager.ask(&direct(), smp.0)?)?, table);
+        let smp = Smp::directed(Method::GET, attr::MULTICAST_FORWARDING, 32, &[1]);
+        let got = manager.ask(&direct(), smp.0)?;
+        ensure!(
+            got.mad_header()?.status.get() & !DIRECTION != 0,
+            "a block behind the table"
+        );
+        Ok(())
+    });
     area.check("a route that cannot be: EINVAL at once", || {
         let pair = Pair::new()?;
         let manager = pair.a.manager(1)?;
@@ -444,7 +538,8 @@ fn main() -> std::process::ExitCode {
                 ..Faults::default()
             };
             pair.a.faults(late)?;
-            pair.b.faults(late)
+            pair.b.faults(late)?;
+            Ok(())
         })
     });
     area.check("an answer that comes twice is given once", || {
@@ -465,7 +560,8 @@ fn main() -> std::process::ExitCode {
             pair.a.faults(Faults {
                 complete_delay_ms: 400,
                 ..Faults::default()
-            })
+            })?;
+            Ok(())
         })
     });
     area.check("a node that answers late", || {
@@ -473,7 +569,8 @@ fn main() -> std::process::ExitCode {
             pair.b.faults(Faults {
                 process_mad_delay_ms: 400,
                 ..Faults::default()
-            })
+            })?;
+            Ok(())
         })
     });
     area.check(
@@ -793,6 +890,29 @@ fn main() -> std::process::ExitCode {
                 ensure_node(&manager, &smi(lid), smp, want.0, want.1)?;
             }
             Ok(())
+        },
+    );
+    area.check(
+        "a switch that is no device of this host answers, too",
+        || {
+            let cable = std::process::id();
+            let switch = Spec::new(Shape::Switch, 2)
+                .flags(EXTERNAL)
+                .port(0, |port| port.lid = 9)
+                .port(1, |port| port.cable = cable)
+                .plug()?;
+            ensure_eq!(switch.ibdev, "");
+            let adapter = Spec::new(Shape::Ca, 1).cabled(1, 1, cable).plug()?;
+            let manager = adapter.manager(1)?;
+            let got = answer(&manager.ask(&direct(), get(attr::NODE_INFO, &[1]).0)?)?;
+            ensure_eq!(node_info(&got).0, 2);
+            let mut table = [0xff; 64];
+            table[1] = 1;
+            table[9] = 0;
+            let smp = Smp::directed(Method::SET, attr::LINEAR_FORWARDING, 0, &[1]).data(&table);
+            answer(&manager.ask(&direct(), smp.0)?)?;
+            let smp = Smp::lid_routed(Method::GET, attr::NODE_INFO, 0);
+            ensure_node(&manager, &smi(9), smp, 2, node_info(&got).1)
         },
     );
     area.check("each port of a device has its own way", || {

@@ -2,22 +2,15 @@
 
 //! Area `write`: lengths, agents and memory that write() takes and refuses.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 use ktap::memory::{Guarded, PAGE};
 use ktap::peers::{CLASS, OUI};
 use ktap::prelude::*;
+use selftests::calls::write_at;
 use umad::mad::data_offset;
 
 const KIB: usize = 1024;
-
-// write() of any address.
-fn write_at(port: &Port, at: *const u8, len: usize) -> Result<usize, Errno> {
-    // SAFETY: the kernel checks the range, and only reads it.
-    let n = unsafe { libc::write(port.as_raw_fd(), at.cast(), len) };
-    Errno::result(n)?;
-    Ok(usize::try_from(n).unwrap_or(0))
-}
 
 // Agents of a class on both ports. The sender's is send-only: an agent may send any class.
 fn class_peers(class: u8, layout: Layout) -> Outcome<Peers> {
@@ -129,10 +122,14 @@ fn main() -> std::process::ExitCode {
                 let memory = Guarded::new(1)?;
                 for len in 0..hdr + 36 {
                     let at = memory.before_end(0);
-                    ensure_errno!(write_at(&peers.a.port, at, len), EINVAL, "{len} bytes");
+                    ensure_errno!(
+                        write_at(peers.a.port.as_fd(), at, len),
+                        EINVAL,
+                        "{len} bytes"
+                    );
                 }
                 ensure_errno!(
-                    write_at(&peers.a.port, memory.before_end(0), hdr + 36),
+                    write_at(peers.a.port.as_fd(), memory.before_end(0), hdr + 36),
                     EFAULT
                 );
                 Ok(())
@@ -179,7 +176,7 @@ fn main() -> std::process::ExitCode {
                 for there in [0, 1, hdr - 1, hdr, hdr + 23, hdr + 35, hdr + 36, hdr + 255] {
                     let at = memory.put_at_end(&bytes[..there])?;
                     ensure_errno!(
-                        write_at(&peers.a.port, at, bytes.len()),
+                        write_at(peers.a.port.as_fd(), at, bytes.len()),
                         EFAULT,
                         "{there} of {} bytes",
                         bytes.len()
@@ -188,7 +185,10 @@ fn main() -> std::process::ExitCode {
                 peers.b.nothing_comes()?;
                 // The transaction id was not used up.
                 let at = memory.put_at_end(&bytes)?;
-                ensure_eq!(write_at(&peers.a.port, at, bytes.len())?, bytes.len());
+                ensure_eq!(
+                    write_at(peers.a.port.as_fd(), at, bytes.len())?,
+                    bytes.len()
+                );
                 peers.b.recv_tid(packet.tid()?)?;
                 Ok(())
             },
@@ -203,7 +203,7 @@ fn main() -> std::process::ExitCode {
                     .to_bytes(layout);
                 let memory = Guarded::new(1)?;
                 let at = memory.put_at_end(&bytes)?;
-                write_at(&peers.a.port, at, bytes.len())?;
+                write_at(peers.a.port.as_fd(), at, bytes.len())?;
                 ensure_eq!(memory.get(PAGE - bytes.len(), bytes.len())?, bytes);
                 Ok(())
             },
@@ -222,7 +222,11 @@ fn main() -> std::process::ExitCode {
             let memory = Guarded::new(1)?;
             for n in 0..1000 {
                 let at = memory.put_at_end(&bytes[..64 + 36 + n % 220])?;
-                ensure_errno!(write_at(&peers.a.port, at, bytes.len()), EFAULT, "time {n}");
+                ensure_errno!(
+                    write_at(peers.a.port.as_fd(), at, bytes.len()),
+                    EFAULT,
+                    "time {n}"
+                );
             }
             // Each send that was left over would keep its agent from ending.
             peers.a.port.unregister(peers.a.agent)?;
@@ -339,7 +343,7 @@ fn main() -> std::process::ExitCode {
             let memory = Guarded::new(1)?;
             let at = memory.put_at_end(&bytes)?;
             for len in [0x7fff_ffff, 0x8000_0000, 0xffff_ffff, usize::MAX >> 1] {
-                match write_at(&peers.a.port, at, len) {
+                match write_at(peers.a.port.as_fd(), at, len) {
                     // The range is checked against the address space first.
                     Err(Errno::EINVAL | Errno::EFAULT) => (),
                     other => return Err(format!("{len:#x} bytes: {other:?}").into()),

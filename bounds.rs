@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+//! How much memory one file may make the kernel keep, and the module parameters that say so.
+//!
+//! Three bounds, in bytes: one message, all sends of a file that are not done, all packets of a file
+//! that are not read. What a write() takes is charged to the writer's memory cgroup besides. What
+//! `ib_mad` receives is taken in its own work queues and cannot be charged to anybody, so the last
+//! bound is the only one there.
+//!
+//! Costs are estimates from above of what lies in the slabs, and not only the user's bytes: a small
+//! MAD costs several times its 256 bytes.
+
+#![forbid(unsafe_code)]
+
+use crate::module_parameters;
+
+/// What a send takes besides its bytes: `ib_mad`'s description of it, the packet that will tell of its
+/// timeout, the entry among the outstanding sends.
+const SEND_OVERHEAD: usize = 1024;
+/// What a packet takes besides its MAD.
+const PACKET_OVERHEAD: usize = 256;
+/// What `ib_mad` keeps for each segment that it receives, besides its bytes.
+const SEGMENT_OVERHEAD: usize = 256;
+
+/// A received MAD is dropped if more packets than this are unread, as it always was.
+const MAX_UNREAD_PACKETS: usize = 200_000;
+
+/// Whether a message of so many bytes may be written.
+pub(crate) fn is_message_allowed(bytes: usize) -> bool {
+    bytes <= module_parameters::max_message.value()
+}
+
+/// What a send of so many bytes costs until it is done.
+pub(crate) fn send_cost(bytes: usize) -> usize {
+    bytes.saturating_add(SEND_OVERHEAD)
+}
+
+/// What a received message costs that came in so many segments.
+pub(crate) fn received_cost(segments: usize, segment_len: usize) -> usize {
+    segments
+        .saturating_mul(segment_len.saturating_add(SEGMENT_OVERHEAD))
+        .saturating_add(PACKET_OVERHEAD)
+}
+
+/// What the report of a timeout costs until it is read.
+pub(crate) const fn timeout_cost() -> usize {
+    PACKET_OVERHEAD
+}
+
+/// Whether sends that cost so much together may be under way at a time.
+pub(crate) fn are_sends_allowed(cost: usize) -> bool {
+    cost <= module_parameters::max_outstanding.value()
+}
+
+/// Whether a received MAD that costs `cost` may be queued behind so many packets.
+pub(crate) fn is_room_for(cost: usize, packets: usize, unread: usize) -> bool {
+    packets <= MAX_UNREAD_PACKETS
+        && unread.saturating_add(cost) <= module_parameters::max_unread.value()
+}
