@@ -7,14 +7,14 @@ export KDIR
 
 # For the commands that choose a kernel themselves.
 export KERNEL_RELEASE = $(KERNEL)
-export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL INSTALL_MOD_PATH
+export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL ROUNDS CALL INSTALL_MOD_PATH
 
-.PHONY: modules modules_install clean help kernel update run test test-fabric shell lint fmt distclean
+.PHONY: modules modules_install clean help kernel update run test test-fabric bench profile shell lint fmt distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test test-fabric shell lint fmt distclean:
+clean kernel update run test test-fabric bench profile shell lint fmt distclean:
 	@scripts/$@
 
 help:
@@ -23,6 +23,9 @@ help:
 	@echo '  test             linters, unit tests, all selftests and the programs of the field, on the C module and on ours'
 	@echo '                   (AREAS="read write programs" and IMPL="rust" choose)'
 	@echo '  test-fabric      OpenSM on a fabric of more than a thousand nodes, on both modules'
+	@echo '  bench            what calls cost on the C module and on ours, in executed instructions'
+	@echo '                   (ROUNDS=5 chooses); writes Documentation/costs.rst'
+	@echo '  profile          which functions the instructions of a call are in (CALL=vfs_read, IMPL=c choose)'
 	@echo '  shell            a shell in the guest, with the module loaded'
 	@echo '  lint, fmt        only the linters; lay out the Rust code'
 	@echo '  update           look for a newer kernel'

@@ -15,7 +15,10 @@
 
 use crate::{
     file::UmadFile,
-    packet::Packet,
+    packet::{
+        Packet,
+        Sender, //
+    },
     rdma::{
         agent::{
             Agent,
@@ -25,7 +28,8 @@ use crate::{
         },
         recv::{
             RecvInfo,
-            RecvMad, //
+            RecvMad,
+            WayBack, //
         },
         revocable::{
             Owner,
@@ -67,26 +71,77 @@ struct Slot {
 }
 
 /// Agents by id.
+///
+/// It has slots for the ids that were in use so far: most files never have more than a few.
 pub(crate) struct AgentTable {
-    slots: [Slot; MAX_AGENTS],
+    slots: KVec<Slot>,
 }
 
 /// All agents of a file that is closed or lost its device.
-pub(crate) type Evicted = [Option<Owner<FileAgent>>; MAX_AGENTS];
+#[must_use = "to be retired"]
+pub(crate) struct Evicted(KVec<Slot>);
+
+impl Evicted {
+    /// Retires them all: sleeps until the last one is unregistered.
+    pub(crate) fn retire(self) {
+        for slot in self.0 {
+            if let State::Live(agent) = slot.state {
+                agent.retire();
+            }
+        }
+    }
+}
+
+/// The outcome of a wish for an id.
+pub(crate) enum Reserved {
+    /// The lowest free one.
+    Seat(Seat),
+    /// There must be more slots first, see [`AgentTable::enlarge`].
+    NeedsSlots,
+    /// There is none.
+    Full,
+}
+
+/// Memory for slots.
+pub(crate) struct Slots(KVec<Slot>);
+
+impl Slots {
+    /// Gets the memory, charged to the caller.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(few: bool) -> Result<Self> {
+        let count = if few { FEW } else { MAX_AGENTS };
+        Ok(Self(KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?))
+    }
+}
+
+/// So many slots a file gets with its first agent.
+const FEW: usize = 2;
 
 impl AgentTable {
     /// A table without agents.
     pub(crate) const fn new() -> Self {
-        Self {
-            slots: [const {
-                Slot {
-                    state: State::Free,
-                    registration: 0,
-                    readable_from: 0,
-                    undone: None,
-                }
-            }; MAX_AGENTS],
+        Self { slots: KVec::new() }
+    }
+
+    /// Takes memory for more slots; returns what is to be freed.
+    pub(crate) fn enlarge(&mut self, slots: Slots) -> Slots {
+        let mut larger = slots.0;
+        if larger.capacity() <= self.slots.capacity() {
+            return Slots(larger);
         }
+        for slot in self.slots.drain_all() {
+            // There is room: it is larger.
+            let _ = larger.push_within_capacity(slot);
+        }
+        Slots(core::mem::replace(&mut self.slots, larger))
+    }
+
+    /// Whether there are no slots yet.
+    pub(crate) fn is_new(&self) -> bool {
+        self.slots.is_empty()
     }
 
     fn slot(&self, id: AgentId) -> Option<&Slot> {
@@ -97,17 +152,28 @@ impl AgentTable {
         self.slots.get_mut(id.index())
     }
 
-    /// Reserves the lowest free id; `None` if there is none.
-    pub(crate) fn reserve(&mut self) -> Option<Seat> {
-        let (index, slot) = self
+    /// Reserves the lowest free id.
+    pub(crate) fn reserve(&mut self) -> Reserved {
+        let free = self
             .slots
-            .iter_mut()
-            .enumerate()
-            .find(|(_, slot)| matches!(slot.state, State::Free))?;
-        let id = AgentId::from_index(index)?;
+            .iter()
+            .position(|slot| matches!(slot.state, State::Free));
+        let index = match free {
+            Some(index) => index,
+            None if self.slots.len() >= MAX_AGENTS => return Reserved::Full,
+            None => {
+                if self.slots.push_within_capacity(Slot::new()).is_err() {
+                    return Reserved::NeedsSlots;
+                }
+                self.slots.len() - 1
+            }
+        };
+        let (Some(id), Some(slot)) = (AgentId::from_index(index), self.slots.get_mut(index)) else {
+            return Reserved::Full;
+        };
         slot.state = State::Reserved;
         slot.registration += 1;
-        Some(Seat::new(id, slot.registration))
+        Reserved::Seat(Seat::new(id, slot.registration))
     }
 
     /// Gives a reserved id back.
@@ -204,16 +270,20 @@ impl AgentTable {
 
     /// Takes all agents out of the table, and reservations with them.
     pub(crate) fn evict(&mut self) -> Evicted {
-        let mut evicted = [const { None }; MAX_AGENTS];
-        for (slot, agent) in self.slots.iter_mut().zip(evicted.iter_mut()) {
-            *agent = slot.take();
-            slot.state = State::Free;
-        }
-        evicted
+        Evicted(core::mem::replace(&mut self.slots, KVec::new()))
     }
 }
 
 impl Slot {
+    const fn new() -> Self {
+        Self {
+            state: State::Free,
+            registration: 0,
+            readable_from: 0,
+            undone: None,
+        }
+    }
+
     /// Takes the agent out, if there is one.
     fn take(&mut self) -> Option<Owner<FileAgent>> {
         match core::mem::replace(&mut self.state, State::Free) {
@@ -250,9 +320,17 @@ impl MadHandler for Handler {
     }
 
     fn received(&self, mad: RecvMad, info: &RecvInfo<'_>, request: Option<ArcBorrow<'_, Packet>>) {
+        let sender = match info.way_back() {
+            WayBack::Local => Sender::Local,
+            WayBack::Global(source) => match self.file.way_back(&source) {
+                Ok(sender) => sender,
+                // Nobody could be answered.
+                Err(_) => return,
+            },
+        };
         // Nobody can be told that a MAD was lost; the sender's timeout does.
-        if let Ok(packet) = Packet::received(self.seat, mad, info) {
-            self.file.queue_received(packet, request.as_deref());
+        if let Ok(packet) = Packet::received(self.seat, mad, info, sender) {
+            UmadFile::queue_received(&self.file, packet, request.as_deref());
         }
     }
 }

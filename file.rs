@@ -17,41 +17,58 @@
 use crate::{
     agents::{
         AgentTable,
-        Evicted,
-        FileAgent, //
+        FileAgent,
+        Reserved,
+        Slots, //
     },
+    arrivals::Arrivals,
     bounds,
+    cache::{
+        Cache,
+        Room as CacheRoom, //
+    },
     chrdev::{
         file::{
             OpenFlags,
             Operations,
             Positioning, //
         },
+        user::UserBytes,
         wait::{
             new_wait_queue,
             PollEvents,
             PollTable,
             WaitQueue, //
-        }, //
+        },
+        work, //
     },
     fdinfo,
     outstanding::{
+        self,
         Outstanding,
         Room,
-        Unlisted, //
+        Unneeded, //
     },
-    packet::Packet,
+    packet::{
+        Packet,
+        Sender, //
+    },
     port::Port,
     queue::{
         Next,
         RecvQueue, //
     },
     rdma::{
+        address::{
+            Address,
+            AddressHandle, //
+        },
         agent::{
             Registration,
             SendStatus, //
         },
         device::DeviceName,
+        recv::GlobalSource,
         revocable::{
             Owner,
             User, //
@@ -71,13 +88,22 @@ use crate::{
 };
 use kernel::{
     device,
-    list::ListArc,
+    impl_has_work,
+    list::{
+        List,
+        ListArc, //
+    },
     new_mutex,
     new_spinlock,
+    new_work,
     prelude::*,
     seq_file::SeqFile,
     sync::{
         aref::ARef,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         lock::{
             spinlock::SpinLockBackend,
             Guard, //
@@ -89,8 +115,12 @@ use kernel::{
     },
     uaccess::{
         UserPtr,
-        UserSliceReader,
         UserSliceWriter, //
+    },
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
     }, //
 };
 
@@ -98,12 +128,14 @@ use kernel::{
 struct Inner {
     /// The device is there and the file is open.
     alive: bool,
-    layout: Layout,
     /// An agent was registered, so the layout is settled.
     used: bool,
     agents: AgentTable,
     queue: RecvQueue,
     outstanding: Outstanding,
+    /// Address handles that were used.
+    handles: Handles,
+    arrivals: Arrivals,
     under_way: UnderWay,
     counters: Counters,
 }
@@ -172,6 +204,10 @@ pub(crate) struct FileStatus {
     pub(crate) counters: Counters,
 }
 
+/// Address handles by their addresses. All are of the file's port, and so of the protection domain that
+/// its agents share; the P_Key is said with each send, and is no part of them.
+type Handles = Cache<[u64; 4], Arc<AddressHandle>>;
+
 /// An open umad file.
 #[pin_data]
 pub(crate) struct UmadFile {
@@ -188,9 +224,26 @@ pub(crate) struct UmadFile {
     sieving: Mutex<()>,
     #[pin]
     inner: SpinLock<Inner>,
-    /// Readers and pollers, waiting for a packet or for the device to go.
+    /// Headers have a P_Key index. Changed under the file's lock.
+    has_pkey_index: Atomic<bool>,
+    /// Memory that would have been of use, see [`UmadFile::get_memory_that_is_wanted`].
+    wants_handles: Atomic<bool>,
+    wanted_places: Atomic<usize>,
+    /// Finds the way back of arrivals.
     #[pin]
-    waiters: WaitQueue,
+    finder: Work<UmadFile>,
+    finder_was_asked: Atomic<bool>,
+    /// Those who sleep in read(): for a packet, of which each wakes one of them, or for the device to go.
+    #[pin]
+    readers: WaitQueue,
+    /// Those who poll, by whatever call. They have a queue of their own, so that one who is woken there
+    /// and does not read after all never stands for a reader.
+    #[pin]
+    pollers: WaitQueue,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for UmadFile { self.finder }
 }
 
 impl UmadFile {
@@ -206,17 +259,25 @@ impl UmadFile {
                 device_name,
                 registering <- new_mutex!((), "UmadFile::registering"),
                 sieving <- new_mutex!((), "UmadFile::sieving"),
-                inner <- new_spinlock!(Inner {
+                // Made where it stays.
+                inner <- new_spinlock!(init!(Inner {
                     alive: true,
-                    layout: Layout::Old,
                     used: false,
                     agents: AgentTable::new(),
                     queue: RecvQueue::new(),
                     outstanding: Outstanding::new(),
+                    handles: Cache::new(),
+                    arrivals: Arrivals::new(),
                     under_way: UnderWay::default(),
                     counters: Counters::default(),
-                }, "UmadFile::inner"),
-                waiters <- new_wait_queue!("UmadFile::waiters"),
+                }), "UmadFile::inner"),
+                has_pkey_index: Atomic::new(false),
+                wants_handles: Atomic::new(false),
+                wanted_places: Atomic::new(outstanding::FIRST_PLACES),
+                finder <- new_work!("UmadFile::finder"),
+                finder_was_asked: Atomic::new(false),
+                readers <- new_wait_queue!("UmadFile::readers"),
+                pollers <- new_wait_queue!("UmadFile::pollers"),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -239,7 +300,16 @@ impl UmadFile {
 
     /// The header layout. Each call asks once and keeps to the answer.
     pub(crate) fn layout(&self) -> Layout {
-        self.inner.lock().layout
+        if self.has_pkey_index.load(Relaxed) {
+            Layout::PKeyIndex
+        } else {
+            Layout::Old
+        }
+    }
+
+    fn set_layout(&self, _inner: &mut Inner, layout: Layout) {
+        self.has_pkey_index
+            .store(layout == Layout::PKeyIndex, Relaxed);
     }
 
     /// Reserves the lowest free agent id.
@@ -248,11 +318,22 @@ impl UmadFile {
     ///
     /// `EPIPE` if the device is gone, `ENOMEM` if all ids are taken.
     pub(crate) fn reserve_seat(&self) -> Result<Seat> {
-        let mut inner = self.inner.lock();
-        if !inner.alive {
-            return Err(EPIPE);
+        loop {
+            let mut inner = self.inner.lock();
+            if !inner.alive {
+                return Err(EPIPE);
+            }
+            match inner.agents.reserve() {
+                Reserved::Seat(seat) => return Ok(seat),
+                Reserved::Full => return Err(ENOMEM),
+                Reserved::NeedsSlots => (),
+            }
+            let few = inner.agents.is_new();
+            drop(inner);
+            let slots = Slots::new(few)?;
+            let unused = self.inner.lock().agents.enlarge(slots);
+            drop(unused);
         }
-        inner.agents.reserve().ok_or(ENOMEM)
     }
 
     /// Gives a reserved id back; the agent was not registered, or is unregistered again.
@@ -276,12 +357,15 @@ impl UmadFile {
         let mut inner = self.inner.lock();
         let first = !core::mem::replace(&mut inner.used, true);
         if let (true, Some(layout)) = (first, layout) {
-            inner.layout = layout;
+            self.set_layout(&mut inner, layout);
         }
-        let settled = first.then_some(inner.layout);
+        let settled = first.then_some(self.layout());
         inner.agents.confirm(seat);
+        let may_have_packets = inner.queue.may_have(seat.id());
         drop(inner);
-        self.drop_packets(seat.id(), |packet| packet.seat().precedes(seat));
+        if may_have_packets {
+            self.drop_packets(seat.id(), |packet| packet.seat().precedes(seat));
+        }
         settled
     }
 
@@ -295,36 +379,113 @@ impl UmadFile {
         if inner.used {
             return Err(EINVAL);
         }
-        inner.layout = Layout::PKeyIndex;
+        self.set_layout(&mut inner, Layout::PKeyIndex);
         Ok(())
     }
 
-    /// Whether `ib_mad` does RMPP for the agent with this id; `None` if there is no such agent.
-    pub(crate) fn agent_has_kernel_rmpp(&self, id: AgentId) -> Option<bool> {
-        let inner = self.inner.lock();
-        inner.alive.then(|| inner.agents.has_kernel_rmpp(id))?
-    }
-
-    /// Reserves what a send costs, before any memory is taken for it.
+    /// The agent with this id, its seat, and the address handle that the file keeps for an address. The
+    /// agent cannot be unregistered until the caller lets go.
+    ///
+    /// Unless there is a `budget` already, reserves what the send costs: `cost` says how much that is, if
+    /// `ib_mad` does RMPP for the agent or if not.
     ///
     /// # Errors
     ///
-    /// `ENOBUFS` if that and the sends that are under way cost too much together.
-    pub(crate) fn begin_write(&self, cost: usize) -> Result<SendBudget<'_>> {
+    /// `EIO` if there is no such agent; what `cost` says; `ENOBUFS` if the send and those that are under way
+    /// cost too much together.
+    pub(crate) fn borrow_agent<'a>(
+        &'a self,
+        id: AgentId,
+        address: &Address,
+        cost: impl FnOnce(bool) -> Result<usize>,
+        budget: &mut Option<SendBudget<'a>>,
+    ) -> Result<(User<FileAgent>, Seat, Option<Arc<AddressHandle>>)> {
+        let key = address.words();
         let mut inner = self.inner.lock();
-        let under_way = inner.under_way.cost.saturating_add(cost);
-        if !bounds::are_sends_allowed(under_way) {
-            return Err(ENOBUFS);
+        if !inner.alive {
+            return Err(EIO);
         }
-        inner.under_way.sends += 1;
-        inner.under_way.cost = under_way;
-        Ok(SendBudget { file: self, cost })
+        let kernel_rmpp = inner.agents.has_kernel_rmpp(id).ok_or(EIO)?;
+        if budget.is_none() {
+            let cost = cost(kernel_rmpp)?;
+            let under_way = inner.under_way.cost.saturating_add(cost);
+            if !bounds::are_sends_allowed(under_way) {
+                return Err(ENOBUFS);
+            }
+            inner.under_way.sends += 1;
+            inner.under_way.cost = under_way;
+            *budget = Some(SendBudget { file: self, cost });
+        }
+        // The budget that was just made must not be dropped under the lock: its caller has it.
+        let (agent, seat) = inner.agents.get(id).ok_or(EIO)?;
+        Ok((agent, seat, inner.handles.get(&key).cloned()))
     }
 
-    /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.
-    pub(crate) fn agent(&self, id: AgentId) -> Option<(User<FileAgent>, Seat)> {
-        let inner = self.inner.lock();
-        inner.alive.then(|| inner.agents.get(id))?
+    /// Gets memory that earlier sends of the file could have made use of. It is charged to the program,
+    /// which may be made to wait for it, so that nothing may be held. Without it, all goes on as it was.
+    pub(crate) fn get_memory_that_is_wanted(&self) {
+        if self.wants_handles.load(Relaxed) {
+            self.wants_handles.store(false, Relaxed);
+            if let Ok(room) = CacheRoom::new() {
+                let unused = self.inner.lock().handles.enlarge(room);
+                drop(unused);
+            }
+        }
+        let wanted = self.wanted_places.load(Relaxed);
+        if wanted > 0 {
+            if let Ok(room) = Room::new(wanted) {
+                let mut inner = self.inner.lock();
+                let unneeded = inner.outstanding.enlarge(room);
+                self.wanted_places
+                    .store(inner.outstanding.wanted_places(), Relaxed);
+                drop(inner);
+                drop(unneeded);
+            }
+        }
+    }
+
+    /// A handle on an address: the `kept` one, if it is one that would be made now, or a new one, which
+    /// sleeps.
+    ///
+    /// A handle is kept until something changes that it was made from, or it is a second old, or others
+    /// have been used more recently; sends that are under way hold it besides.
+    ///
+    /// # Errors
+    ///
+    /// What [`AddressHandle::new`] says.
+    pub(crate) fn address_handle(
+        &self,
+        agent: &FileAgent,
+        address: &Address,
+        kept: Option<Arc<AddressHandle>>,
+    ) -> Result<Arc<AddressHandle>> {
+        match kept {
+            Some(handle) if handle.is_current() => return Ok(handle),
+            old => drop(old),
+        }
+        let handle = Arc::new(AddressHandle::new(agent, address)?, GFP_KERNEL)?;
+        let key = address.words();
+        let mut inner = self.inner.lock();
+        // Asked under the lock: who forgets the handles has let a new epoch begin before.
+        let fallen = if inner.alive && handle.may_be_kept() {
+            if inner.handles.needs_room() {
+                self.wants_handles.store(true, Relaxed);
+                None
+            } else {
+                inner.handles.put(key, handle.clone())
+            }
+        } else {
+            None
+        };
+        drop(inner);
+        drop(fallen);
+        Ok(handle)
+    }
+
+    /// Keeps no address handle that is there now.
+    pub(crate) fn forget_handles(&self) {
+        let handles = self.inner.lock().handles.take();
+        drop(handles);
     }
 
     /// Takes an agent out of the table; the caller is to retire it.
@@ -351,7 +512,7 @@ impl UmadFile {
         let Some(mut sieve) = sieve else { return };
         sieve.remove_all(which);
         let removed = self.inner.lock().queue.end_sieve(sieve);
-        self.waiters.wake_all();
+        self.wake_all();
         drop(removed);
     }
 
@@ -360,7 +521,7 @@ impl UmadFile {
         let inner = self.inner.lock();
         FileStatus {
             alive: inner.alive,
-            layout: inner.layout,
+            layout: self.layout(),
             agents: inner.agents.registrations(),
             queued: inner.queue.len(),
             queued_cost: inner.queue.cost(),
@@ -381,12 +542,12 @@ impl UmadFile {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a duplicate.
+    /// `EINVAL` for a duplicate; `ENOMEM`.
     pub(crate) fn begin_send(
         &self,
         send: &Packet,
-        budget: SendBudget<'_>,
-        room: Option<Room>,
+        budget: &mut Option<SendBudget<'_>>,
+        list: bool,
         refuse_duplicate: bool,
     ) -> Result {
         let Some(key) = send.key() else {
@@ -394,28 +555,31 @@ impl UmadFile {
         };
         let mut inner = self.inner.lock();
         if refuse_duplicate && inner.outstanding.contains(key) {
-            drop(inner);
-            drop(room);
             return Err(EINVAL);
         }
-        if let Some(room) = room {
-            inner.outstanding.insert(*key, room);
+        let mut unneeded = None;
+        if list {
+            unneeded = Some(inner.outstanding.insert(*key)?);
             send.set_outstanding(true);
+            self.wanted_places
+                .store(inner.outstanding.wanted_places(), Relaxed);
         }
         inner.counters.sent += 1;
         drop(inner);
-        core::mem::forget(budget);
+        // It ends with the completion now.
+        core::mem::forget(budget.take());
+        drop(unneeded);
         Ok(())
     }
 
     /// A send was refused by `ib_mad`.
     pub(crate) fn abort_send(&self, send: &Packet) {
         let mut inner = self.inner.lock();
-        let unlisted = inner.end_send(send);
+        let unneeded = inner.end_send(send);
         inner.under_way.end(send.send_cost());
         inner.counters.sent -= 1;
         drop(inner);
-        drop(unlisted);
+        drop(unneeded);
     }
 
     /// A send is completed. Called by handlers.
@@ -426,7 +590,7 @@ impl UmadFile {
         };
         let packet = ListArc::from(packet);
         let mut inner = self.inner.lock();
-        let unlisted = inner.end_send(&packet);
+        let unneeded = inner.end_send(&packet);
         inner.under_way.end(packet.send_cost());
         let rejected = if status == SendStatus::TimedOut {
             inner.counters.timed_out += 1;
@@ -434,39 +598,106 @@ impl UmadFile {
         } else {
             Some(packet)
         };
-        self.unlock_and_wake(inner, rejected, unlisted);
+        self.unlock_and_wake(inner, rejected, unneeded);
+    }
+
+    /// The way back to the sender of a MAD that came with a GRH, as far as it can be told without
+    /// waiting. Called by handlers.
+    ///
+    /// # Errors
+    ///
+    /// That there is none.
+    pub(crate) fn way_back(&self, source: &GlobalSource<'_>) -> Result<Sender> {
+        if !source.asks_network() {
+            return source.find().map(Sender::Found);
+        }
+        let known = self.port.recall_way(source);
+        Ok(known.map_or_else(|| Sender::NotFoundYet(source.to_owned()), Sender::Found))
     }
 
     /// A MAD was received; `request` is the send that it is the response to. Called by handlers.
-    pub(crate) fn queue_received(&self, packet: ListArc<Packet>, request: Option<&Packet>) {
-        let mut inner = self.inner.lock();
-        let unlisted = request.and_then(|request| inner.end_send(request));
-        let rejected = if inner.queue.has_room_for(&packet) {
-            inner.queue_packet(packet)
-        } else {
-            inner.counters.dropped += 1;
-            Some(packet)
-        };
-        if rejected.is_none() {
-            inner.counters.received += 1;
+    pub(crate) fn queue_received(
+        file: &Arc<Self>,
+        packet: ListArc<Packet>,
+        request: Option<&Packet>,
+    ) {
+        let mut inner = file.inner.lock();
+        if inner.arrivals.is_busy() || packet.source().is_some() {
+            let mut rejected = None;
+            let mut ask = false;
+            if !inner.alive {
+                rejected = Some(packet);
+            } else if !inner.has_room_for(&packet) {
+                inner.counters.dropped += 1;
+                rejected = Some(packet);
+            } else {
+                // A request whose response is on its way ends when `ib_mad` says so.
+                ask = inner.arrivals.push(packet);
+            }
+            drop(inner);
+            drop(rejected);
+            if ask {
+                file.finder_was_asked.store(true, Relaxed);
+                // If the item is still at its end, it runs once more.
+                let _ = workqueue::system_unbound().enqueue(file.clone());
+            }
+            return;
         }
-        self.unlock_and_wake(inner, rejected, unlisted);
+        let unneeded = request.and_then(|request| inner.end_send(request));
+        let rejected = inner.queue_received(packet);
+        file.unlock_and_wake(inner, rejected, unneeded);
     }
 
-    /// Lets go of the file's lock, and then wakes readers, unless the packet was rejected, and drops
+    /// Queues all arrivals, once their way back is found.
+    fn find_ways(&self) {
+        loop {
+            let next = self.inner.lock().arrivals.pop();
+            let Some(packet) = next else { break };
+            // Without a way back it is dropped: nobody could be answered.
+            let Some(packet) = self.find_way(packet) else {
+                continue;
+            };
+            let mut inner = self.inner.lock();
+            let rejected = inner.queue_received(packet);
+            self.unlock_and_wake(inner, rejected, None);
+        }
+    }
+
+    fn find_way(&self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
+        let Some(source) = packet.source() else {
+            return Some(packet);
+        };
+        let device = self.port.device()?;
+        let global = self.port.find_way(&device, source).ok()?;
+        Packet::found(packet, &global)
+    }
+
+    /// There is one packet more to be read: by one reader, or by who polls.
+    fn wake_for_packet(&self) {
+        self.readers.wake_one();
+        self.pollers.wake_one();
+    }
+
+    /// Everybody is to look again.
+    fn wake_all(&self) {
+        self.readers.wake_all();
+        self.pollers.wake_all();
+    }
+
+    /// Lets go of the file's lock, and then wakes a reader, unless the packet was rejected, and drops
     /// what is not needed any more.
     fn unlock_and_wake(
         &self,
         inner: Guard<'_, Inner, SpinLockBackend>,
         rejected: Option<ListArc<Packet>>,
-        unlisted: Option<Unlisted>,
+        unneeded: Option<Unneeded>,
     ) {
         drop(inner);
         if rejected.is_none() {
-            self.waiters.wake_all();
+            self.wake_for_packet();
         }
         drop(rejected);
-        drop(unlisted);
+        drop(unneeded);
     }
 
     /// Takes the oldest packet, if there is one.
@@ -492,11 +723,12 @@ impl UmadFile {
                 Next::Sieved => drop(self.sieving.lock()),
             }
         }
-        self.waiters.wait_until(|| match self.try_take_packet() {
-            Ok(Next::Packet(packet)) => Some(Ok(packet)),
-            Ok(Next::Empty | Next::Sieved) => None,
-            Err(e) => Some(Err(e)),
-        })?
+        self.readers
+            .wait_for_turn_until(|| match self.try_take_packet() {
+                Ok(Next::Packet(packet)) => Some(Ok(packet)),
+                Ok(Next::Empty | Next::Sieved) => None,
+                Err(e) => Some(Err(e)),
+            })?
     }
 
     /// Puts back a packet that could not be copied to its reader.
@@ -509,35 +741,74 @@ impl UmadFile {
         }
         inner.queue.put_back(packet);
         drop(inner);
-        self.waiters.wake_all();
+        self.wake_for_packet();
     }
 
     /// The device is gone, or the file is closed: ends everything of the file. Sleeps until the last
     /// handler has returned, and no writer is in the middle of a send.
-    pub(crate) fn retire_agents(agents: Evicted) {
-        for agent in agents.into_iter().flatten() {
-            agent.retire();
+    pub(crate) fn end(&self) {
+        let mut inner = self.inner.lock();
+        let unread = inner.kill();
+        let handles = inner.handles.take();
+        let agents = inner.agents.evict();
+        drop(inner);
+        self.wake_all();
+        drop(unread);
+        drop(handles);
+        agents.retire();
+        // No handler asks for it any more.
+        if self.finder_was_asked.load(Relaxed) {
+            work::wait_for(&self.finder);
         }
     }
 
     /// Lets nothing begin in the file any more, and wakes everybody. Does not sleep.
     pub(crate) fn kill(&self) {
-        let mut inner = self.inner.lock();
-        inner.alive = false;
-        let packets = inner.queue.take();
-        drop(inner);
-        self.waiters.wake_all();
-        drop(packets);
+        let unread = self.inner.lock().kill();
+        self.wake_all();
+        drop(unread);
     }
+}
 
-    /// Kills the file and returns its agents, which the caller is to retire.
-    pub(crate) fn shut(&self) -> Evicted {
-        self.kill();
-        self.inner.lock().agents.evict()
+impl WorkItem for UmadFile {
+    type Pointer = Arc<UmadFile>;
+
+    fn run(file: Arc<UmadFile>) {
+        file.find_ways();
     }
 }
 
 impl Inner {
+    /// Lets nothing begin any more. Returns what is not read, to be dropped after unlocking.
+    fn kill(&mut self) -> (List<Packet>, List<Packet>) {
+        self.alive = false;
+        (self.queue.take(), self.arrivals.take())
+    }
+
+    /// Whether a received MAD may be queued. Timeouts always may: their number is bounded by the sends that
+    /// the file has outstanding.
+    fn has_room_for(&self, packet: &Packet) -> bool {
+        bounds::is_room_for(
+            packet.cost(),
+            self.queue.len() + self.arrivals.len(),
+            self.queue.cost() + self.arrivals.cost(),
+        )
+    }
+
+    /// Queues a received MAD, unless there is no room, or the device or its agent is gone: then the packet
+    /// comes back.
+    fn queue_received(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
+        if !self.has_room_for(&packet) {
+            self.counters.dropped += 1;
+            return Some(packet);
+        }
+        let rejected = self.queue_packet(packet);
+        if rejected.is_none() {
+            self.counters.received += 1;
+        }
+        rejected
+    }
+
     /// Queues a packet, unless the device or its agent is gone: then the packet comes back.
     fn queue_packet(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
         if !self.alive || !self.agents.is_seated(packet.seat()) {
@@ -548,7 +819,7 @@ impl Inner {
     }
 
     /// Ends a send for those who ask whether it is outstanding.
-    fn end_send(&mut self, send: &Packet) -> Option<Unlisted> {
+    fn end_send(&mut self, send: &Packet) -> Option<Unneeded> {
         let key = send.key()?;
         if !send.is_outstanding() {
             return None;
@@ -579,7 +850,7 @@ impl Operations for UmadFile {
 
     fn release(file: Arc<Self>) {
         file.port.leave(&file);
-        Self::retire_agents(file.shut());
+        file.end();
     }
 
     /// Errors: `EINVAL` if there is no room for a header, or not for the packet; `EIO` if the device is
@@ -597,12 +868,12 @@ impl Operations for UmadFile {
         copied
     }
 
-    fn write(file: ArcBorrow<'_, Self>, buf: UserSliceReader) -> Result<usize> {
+    fn write(file: ArcBorrow<'_, Self>, buf: UserBytes) -> Result<usize> {
         write::write(&file, buf)
     }
 
     fn poll(file: ArcBorrow<'_, Self>, table: &PollTable<'_>) -> PollEvents {
-        table.register(&file.waiters);
+        table.register(&file.pollers);
         let inner = file.inner.lock();
         if !inner.alive {
             PollEvents::ERROR

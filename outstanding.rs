@@ -5,7 +5,7 @@
 //! A second send with the transaction id and class of one that is not done yet is refused: a request
 //! if the first is a request, a response if the first is a response to the same port. RMPP segments
 //! of an agent that does RMPP itself are not refused, since they all have one transaction id, but they
-//! are counted. The cost does not grow with the number of sends but by its logarithm.
+//! are counted. The cost does not grow with the number of sends.
 //!
 //! When a send is done:
 //! - a request as soon as its response can be read, or its timeout, or it failed;
@@ -19,115 +19,329 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    chrdev::random::random_u64,
     rdma::mad::MadHeader,
     uapi::PacketHeader, //
 };
-use kernel::{
-    prelude::*,
-    rbtree::{
-        Entry,
-        RBTree,
-        RBTreeNode,
-        RBTreeNodeReservation, //
-    }, //
-};
+use kernel::prelude::*;
 
-/// Whom a MAD goes to, as far as that makes a difference.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Destination {
-    /// Requests of a file are told apart by their transaction ids alone.
-    Request,
-    /// A response without GRH: the LID, in network byte order.
-    Lid(u16),
-    /// A response with GRH: the GID.
-    Gid([u8; 16]),
-}
-
-/// What makes two sends the same transaction.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// What makes two sends the same transaction, as numbers.
+///
+/// Requests of a file are told apart by transaction id and class alone; responses also by whom they go
+/// to: a GID if they have a GRH, else a LID.
+#[derive(Clone, Copy)]
 pub(crate) struct SendKey {
     tid: u64,
-    mgmt_class: u8,
-    destination: Destination,
+    class_and_lid: u64,
+    gid: [u64; 2],
 }
 
 impl SendKey {
     /// The key of a MAD, with the transaction id that it is sent with.
-    pub(crate) fn new(header: &PacketHeader, mad: &MadHeader) -> Self {
-        let destination = if !mad.is_response() {
-            Destination::Request
+    pub(crate) fn new(header: &PacketHeader, mad: &MadHeader, is_response: bool) -> Self {
+        const RESPONSE: u64 = 1 << 32;
+        const GLOBAL: u64 = 1 << 33;
+        let class = u64::from(mad.mgmt_class()) << 16;
+        let (class_and_lid, gid) = if !is_response {
+            (class, [0; 2])
         } else if header.grh_present != 0 {
-            Destination::Gid(header.gid)
+            let [a, b, c, d, e, f, g, h, low @ ..] = header.gid;
+            let high = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+            (class | RESPONSE | GLOBAL, [high, u64::from_ne_bytes(low)])
         } else {
-            Destination::Lid(header.lid_be)
+            (class | RESPONSE | u64::from(header.lid_be), [0; 2])
         };
         Self {
             tid: mad.tid(),
-            mgmt_class: mad.mgmt_class(),
-            destination,
+            class_and_lid,
+            gid,
         }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let [high, low] = self.gid;
+        let [other_high, other_low] = other.gid;
+        // Most keys differ in the first word; all of it is a few instructions, and no call.
+        self.tid == other.tid
+            && self.class_and_lid == other.class_and_lid
+            && high == other_high
+            && low == other_low
     }
 }
 
-/// Memory to list a send with, got before the lock is taken.
-pub(crate) struct Room(RBTreeNodeReservation<SendKey, usize>);
+/// A place of a [`Table`].
+#[derive(Clone, Copy)]
+struct Slot {
+    key: SendKey,
+    /// Sends with the key; 0 for a free place.
+    count: u32,
+}
+
+/// Sends by key, in places that follow from the keys: each stands in the first place that was free from
+/// its own on. At most half of the places are taken, so that few must be looked at.
+///
+/// # Invariants
+///
+/// The number of places is a power of two, or 0. Between the place that follows from a key and the one
+/// that it stands in, none is free.
+struct Table {
+    slots: KVVec<Slot>,
+    taken: usize,
+    /// Odd. Random, so that no program can make its keys follow to the same place.
+    factor: u64,
+}
+
+impl Table {
+    const fn new() -> Self {
+        // INVARIANT: There are no places.
+        Self {
+            slots: KVVec::new(),
+            taken: 0,
+            factor: 1,
+        }
+    }
+
+    fn with_places(places: usize) -> Result<Self> {
+        const FREE: Slot = Slot {
+            key: SendKey {
+                tid: 0,
+                class_and_lid: 0,
+                gid: [0; 2],
+            },
+            count: 0,
+        };
+        let mut slots = KVVec::with_capacity(places, GFP_KERNEL_ACCOUNT)?;
+        slots.extend_with(places, FREE, GFP_KERNEL_ACCOUNT)?;
+        // INVARIANT: All are free; the callers ask for powers of two.
+        Ok(Self {
+            slots,
+            taken: 0,
+            factor: random_u64() | 1,
+        })
+    }
+
+    fn places(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The place that follows from a key; 0 if there is none.
+    fn place_of(&self, key: &SendKey) -> usize {
+        let [high, low] = key.gid;
+        let mixed = key.tid ^ key.class_and_lid.rotate_left(40) ^ high.rotate_left(20) ^ low;
+        let hash = mixed.wrapping_mul(self.factor);
+        // The upper bits depend on all of the key. CAST: The lower half is cut off.
+        (hash >> 32) as usize & self.places().wrapping_sub(1)
+    }
+
+    /// The place after another one.
+    fn after(&self, place: usize) -> usize {
+        (place + 1) & (self.places() - 1)
+    }
+
+    /// The place that a key stands in, or the free one that it would.
+    fn find(&mut self, key: &SendKey) -> Option<(usize, &mut Slot)> {
+        let mut place = self.place_of(key);
+        loop {
+            match self.slots.get(place) {
+                Some(slot) if slot.count != 0 && !slot.key.is_same(key) => {
+                    place = self.after(place);
+                }
+                Some(_) => return self.slots.get_mut(place).map(|slot| (place, slot)),
+                None => return None,
+            }
+        }
+    }
+
+    /// Adds to the count of a key. The caller sees to it that there is room.
+    fn add(&mut self, key: SendKey, count: u32) {
+        if let Some((_, slot)) = self.find(&key) {
+            // INVARIANT: It is the first free place from its own on, or its own.
+            let was_free = slot.count == 0;
+            slot.key = key;
+            slot.count += count;
+            self.taken += usize::from(was_free);
+        }
+    }
+
+    /// Takes one from the count of a key, if it is there; returns whether it is.
+    fn subtract(&mut self, key: &SendKey) -> bool {
+        let Some((mut hole, slot)) = self.find(key) else {
+            return false;
+        };
+        if slot.count == 0 {
+            return false;
+        }
+        slot.count -= 1;
+        if slot.count > 0 {
+            return true;
+        }
+        self.taken -= 1;
+        // INVARIANT: Whoever stands behind the hole, and could stand in it, moves there.
+        let mut place = hole;
+        loop {
+            place = self.after(place);
+            let Some(slot) = self.slots.get(place).copied().filter(|slot| slot.count > 0) else {
+                break;
+            };
+            let mask = self.places() - 1;
+            let from_own = place.wrapping_sub(self.place_of(&slot.key)) & mask;
+            let from_hole = place.wrapping_sub(hole) & mask;
+            if from_own >= from_hole {
+                if let Some(to) = self.slots.get_mut(hole) {
+                    *to = slot;
+                }
+                if let Some(freed) = self.slots.get_mut(place) {
+                    freed.count = 0;
+                }
+                hole = place;
+            }
+        }
+        true
+    }
+}
+
+/// What no class and LID are.
+const GONE: u64 = u64::MAX;
+
+/// Places of a file's first table.
+pub(crate) const FIRST_PLACES: usize = 32;
+/// A table with more places is given up when it is empty.
+const LARGE: usize = 1024;
+/// So many places of the former table are emptied with each send.
+const STEPS: usize = 16;
+
+/// Memory for a larger table.
+pub(crate) struct Room(Table);
 
 impl Room {
-    /// Gets the memory.
+    /// Gets the memory, charged to the caller. `places` is what [`Outstanding::wanted_places`] said.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new() -> Result<Self> {
-        Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
+    pub(crate) fn new(places: usize) -> Result<Self> {
+        Ok(Self(Table::with_places(places)?))
     }
 }
 
-/// Memory of a send that is not listed any more.
+/// Memory that is not needed any more.
 #[must_use = "to be dropped after unlocking"]
-pub(crate) struct Unlisted {
-    _node: Option<RBTreeNode<SendKey, usize>>,
+pub(crate) struct Unneeded {
+    _table: Option<Table>,
 }
 
 /// The outstanding sends: how many there are of each key.
+///
+/// When the table gets too small, a larger one takes its place, and what is in the former one moves a
+/// few places at a time, so that no call takes long.
 pub(crate) struct Outstanding {
-    sends: RBTree<SendKey, usize>,
+    table: Table,
+    /// Its places below `moved` are moved; those are still marked as taken.
+    former: Table,
+    moved: usize,
 }
 
 impl Outstanding {
-    /// No sends.
-    pub(crate) fn new() -> Self {
+    /// No sends, and no room for any.
+    pub(crate) const fn new() -> Self {
         Self {
-            sends: RBTree::new(),
+            table: Table::new(),
+            former: Table::new(),
+            moved: 0,
         }
     }
 
+    /// How many places a larger table should have; 0 if there is room enough.
+    pub(crate) fn wanted_places(&self) -> usize {
+        let places = self.table.places();
+        if self.former.places() > 0 || (self.table.taken + 1) * 2 <= places {
+            0
+        } else {
+            (places * 2).max(FIRST_PLACES)
+        }
+    }
+
+    /// Takes a larger table.
+    pub(crate) fn enlarge(&mut self, room: Room) -> Unneeded {
+        if self.wanted_places() == 0 || room.0.places() <= self.table.places() {
+            return Unneeded {
+                _table: Some(room.0),
+            };
+        }
+        let former = core::mem::replace(&mut self.table, room.0);
+        self.moved = 0;
+        let none = core::mem::replace(&mut self.former, former);
+        Unneeded { _table: Some(none) }
+    }
+
+    /// Moves some of the former table. Returns it when it is empty.
+    fn move_some(&mut self) -> Option<Table> {
+        for _ in 0..STEPS {
+            let slot = *self.former.slots.get(self.moved)?;
+            if slot.count > 0 && slot.key.class_and_lid != GONE {
+                self.table.add(slot.key, slot.count);
+            }
+            self.moved += 1;
+            if self.moved == self.former.places() {
+                return Some(core::mem::replace(&mut self.former, Table::new()));
+            }
+        }
+        None
+    }
+
+    /// The place of a key in the former table, if it is there and not moved.
+    fn in_former(&mut self, key: &SendKey) -> Option<&mut Slot> {
+        if self.former.places() == 0 {
+            return None;
+        }
+        let moved = self.moved;
+        let (place, slot) = self.former.find(key)?;
+        (slot.count > 0 && place >= moved).then_some(slot)
+    }
+
     /// Whether a send with this key is outstanding.
-    pub(crate) fn contains(&self, key: &SendKey) -> bool {
-        self.sends.get(key).is_some()
+    pub(crate) fn contains(&mut self, key: &SendKey) -> bool {
+        self.table.find(key).is_some_and(|(_, slot)| slot.count > 0)
+            || self.in_former(key).is_some()
     }
 
     /// Lists a send.
-    pub(crate) fn insert(&mut self, key: SendKey, room: Room) {
-        match self.sends.entry(key) {
-            // The room that is not needed is freed here, which only calls kfree().
-            Entry::Occupied(mut entry) => *entry.get_mut() += 1,
-            Entry::Vacant(entry) => {
-                entry.insert(1, room.0);
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is no room, since there was no memory for more.
+    pub(crate) fn insert(&mut self, key: SendKey) -> Result<Unneeded> {
+        // More are tolerated than are wanted, but there must be a free place to end each search.
+        if (self.table.taken + self.former.taken + 1) * 8 > self.table.places() * 7 {
+            return Err(ENOMEM);
+        }
+        self.table.add(key, 1);
+        Ok(Unneeded {
+            _table: self.move_some(),
+        })
+    }
+
+    /// Takes one from the count of a key in the former table, where places below `moved` and those behind
+    /// them must stay as they are: what is gone there is marked by a key that no MAD has.
+    fn remove_former(&mut self, key: &SendKey) {
+        if let Some(slot) = self.in_former(key) {
+            slot.count -= 1;
+            if slot.count == 0 {
+                slot.count = 1;
+                slot.key.class_and_lid = GONE;
             }
         }
     }
 
     /// Takes a send off the list.
-    pub(crate) fn remove(&mut self, key: &SendKey) -> Unlisted {
-        let node = match self.sends.find_mut(key) {
-            Some(mut entry) if *entry.get() > 1 => {
-                *entry.get_mut() -= 1;
-                None
-            }
-            Some(entry) => Some(entry.remove_node()),
-            None => None,
-        };
-        Unlisted { _node: node }
+    pub(crate) fn remove(&mut self, key: &SendKey) -> Unneeded {
+        let mut unneeded = None;
+        if !self.table.subtract(key) {
+            self.remove_former(key);
+        } else if self.table.taken == 0 && self.former.places() == 0 && self.table.places() > LARGE
+        {
+            unneeded = Some(core::mem::replace(&mut self.table, Table::new()));
+        }
+        Unneeded { _table: unneeded }
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     bounds,
     outstanding::SendKey,
     rdma::{
+        address::GlobalRoute,
         mad::{
             self,
             MadHeader,
@@ -22,13 +23,16 @@ use crate::{
         },
         recv::{
             RecvInfo,
-            RecvMad, //
+            RecvMad,
+            Source, //
         }, //
     },
     seat::Seat,
     uapi::{
         Layout,
         PacketHeader,
+        HEADER_LEN,
+        OLD_HEADER_LEN,
         STATUS_TIMED_OUT, //
     }, //
 };
@@ -62,8 +66,25 @@ pub(crate) struct SentMad {
     cost: usize,
 }
 
+/// A MAD that was received.
+struct ReceivedMad {
+    mad: RecvMad,
+    /// Who sent it, if the way back has to be found yet.
+    source: Option<KBox<Source>>,
+}
+
+/// Who sent a received MAD.
+pub(crate) enum Sender {
+    /// There was no GRH; the LID tells it all.
+    Local,
+    /// The way back is known.
+    Found(GlobalRoute),
+    /// The way back has to be found first, see [`crate::arrivals`].
+    NotFoundYet(Source),
+}
+
 enum Body {
-    Received(RecvMad),
+    Received(ReceivedMad),
     Sent(SentMad),
 }
 
@@ -103,13 +124,22 @@ impl Packet {
         })
     }
 
-    /// Makes a packet of a received MAD. On RoCE this may sleep, see [`RecvInfo::global`].
+    /// Makes a packet of a received MAD.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, or that there is no way back to the sender; the MAD is freed.
-    pub(crate) fn received(seat: Seat, mad: RecvMad, info: &RecvInfo<'_>) -> Result<ListArc<Self>> {
-        let global = info.global()?;
+    /// `ENOMEM`; the MAD is freed.
+    pub(crate) fn received(
+        seat: Seat,
+        mad: RecvMad,
+        info: &RecvInfo<'_>,
+        from: Sender,
+    ) -> Result<ListArc<Self>> {
+        let (global, source) = match from {
+            Sender::Local => (None, None),
+            Sender::Found(global) => (Some(global), None),
+            Sender::NotFoundYet(source) => (None, Some(KBox::new(source, GFP_KERNEL)?)),
+        };
         let header = PacketHeader {
             id: seat.id().as_u32(),
             status: 0,
@@ -122,16 +152,40 @@ impl Packet {
             lid_be: info.slid().to_be(),
             sl: info.sl(),
             path_bits: info.path_bits(),
-            grh_present: u8::from(global.is_some()),
-            gid_index: global.map_or(0, |g| g.gid_index),
-            hop_limit: global.map_or(0, |g| g.hop_limit),
-            traffic_class: global.map_or(0, |g| g.traffic_class),
-            gid: global.map_or([0; 16], |g| g.gid),
-            flow_label_be: global.map_or(0, |g| g.flow_label).to_be(),
+            grh_present: 0,
+            gid_index: 0,
+            hop_limit: 0,
+            traffic_class: 0,
+            gid: [0; 16],
+            flow_label_be: 0,
             pkey_index: info.pkey_index(),
             reserved: [0; 6],
         };
-        ListArc::pin_init(Self::new(seat, header, Body::Received(mad)), GFP_KERNEL)
+        let header = match &global {
+            Some(global) => with_way_back(header, global),
+            None => header,
+        };
+        let body = Body::Received(ReceivedMad { mad, source });
+        ListArc::pin_init(Self::new(seat, header, body), GFP_KERNEL)
+    }
+
+    /// Who sent it, if the way back has to be found yet.
+    pub(crate) fn source(&self) -> Option<&Source> {
+        match &self.body {
+            Body::Received(received) => received.source.as_deref(),
+            Body::Sent(_) => None,
+        }
+    }
+
+    /// Fills in the way back of a packet that it was missing in, and that nobody else has got.
+    pub(crate) fn found(packet: ListArc<Self>, global: &GlobalRoute) -> Option<ListArc<Self>> {
+        let mut packet = Arc::into_unique_or_drop(packet.into_arc())?;
+        let fields = packet.as_mut().project();
+        *fields.header = with_way_back(*fields.header, global);
+        if let Body::Received(received) = fields.body {
+            received.source = None;
+        }
+        Some(packet.into())
     }
 
     /// Gets memory for a send, charged to the writer.
@@ -148,14 +202,14 @@ impl Packet {
     pub(crate) fn sent(
         memory: PacketMemory,
         seat: Seat,
-        header: PacketHeader,
+        header: &PacketHeader,
         mad: MadHeader,
         key: SendKey,
         cost: usize,
     ) -> Result<Arc<Self>> {
         let header = PacketHeader {
             status: STATUS_TIMED_OUT,
-            ..header
+            ..*header
         };
         let body = Body::Sent(SentMad {
             header: mad,
@@ -202,7 +256,10 @@ impl Packet {
     /// What the packet costs while it is not read, see [`bounds`].
     pub(crate) fn cost(&self) -> usize {
         match &self.body {
-            Body::Received(mad) => bounds::received_cost(mad.segments(), mad.segment_len()),
+            Body::Received(received) => {
+                let mad = &received.mad;
+                bounds::received_cost(mad.segments(), mad.segment_len())
+            }
             Body::Sent(_) => bounds::timeout_cost(),
         }
     }
@@ -226,7 +283,7 @@ impl Packet {
     /// header tells the length; `EFAULT`.
     pub(crate) fn copy_to(&self, buf: UserSliceWriter, layout: Layout) -> Result<usize> {
         match &self.body {
-            Body::Received(mad) => self.copy_received(mad, buf, layout),
+            Body::Received(received) => self.copy_received(&received.mad, buf, layout),
             Body::Sent(sent) => self.copy_sent(sent, buf, layout),
         }
     }
@@ -250,7 +307,7 @@ impl Packet {
             ..self.header
         };
         write_header(&mut to, &header, layout)?;
-        to.write_slice(mad.first_segment().get(..first_len).ok_or(EIO)?)?;
+        write_part(&mut to, mad.first_segment().get(..first_len).ok_or(EIO)?)?;
         if !whole {
             return Err(ENOSPC);
         }
@@ -260,7 +317,7 @@ impl Packet {
             for segment in mad.more_segments() {
                 let data = segment.get(skip..).unwrap_or(&[]);
                 let data = data.get(..left).unwrap_or(data);
-                to.write_slice(data)?;
+                write_part(&mut to, data)?;
                 left -= data.len();
                 if left == 0 {
                     break;
@@ -280,12 +337,48 @@ impl Packet {
             return Err(EINVAL);
         }
         write_header(&mut to, &self.header, layout)?;
-        to.write_slice(sent.header.as_bytes())?;
+        to.write(sent.header.as_bytes())?;
         Ok(total)
+    }
+}
+
+/// A header of a MAD that came with a GRH.
+fn with_way_back(header: PacketHeader, global: &GlobalRoute) -> PacketHeader {
+    PacketHeader {
+        grh_present: 1,
+        gid_index: global.gid_index,
+        hop_limit: global.hop_limit,
+        traffic_class: global.traffic_class,
+        gid: global.gid,
+        flow_label_be: global.flow_label.to_be(),
+        ..header
     }
 }
 
 /// Writes as much of the header as the layout has.
 fn write_header(to: &mut UserSliceWriter, header: &PacketHeader, layout: Layout) -> Result {
-    to.write_slice(header.as_bytes().get(..layout.header_len()).ok_or(EINVAL)?)
+    let bytes = header.as_bytes();
+    match layout {
+        Layout::PKeyIndex => to.write(bytes.first_chunk::<HEADER_LEN>().ok_or(EINVAL)?),
+        Layout::Old => to.write(bytes.first_chunk::<OLD_HEADER_LEN>().ok_or(EINVAL)?),
+    }
+}
+
+/// Writes a part of a MAD. Those lengths that all but the last parts have are constants: these are copied
+/// without a look at where the bytes lie.
+fn write_part(to: &mut UserSliceWriter, part: &[u8]) -> Result {
+    /// Writes exactly so many bytes.
+    fn write<const LEN: usize>(to: &mut UserSliceWriter, part: &[u8]) -> Result {
+        to.write(part.first_chunk::<LEN>().ok_or(EINVAL)?)
+    }
+
+    match part.len() {
+        // A MAD, and what is left of it without the headers of vendors, device management, and subnet
+        // administration.
+        256 => write::<256>(to, part),
+        216 => write::<216>(to, part),
+        192 => write::<192>(to, part),
+        200 => write::<200>(to, part),
+        _ => to.write_slice(part),
+    }
 }

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    arrivals::Ways,
     chrdev::{
         class::Class,
         node::Node, //
@@ -28,6 +29,11 @@ use crate::{
         Numbers, //
     },
     rdma::{
+        address::GlobalRoute,
+        changes::{
+            EventRegistration,
+            Watcher, //
+        },
         client::{
             Alias,
             AliasSlot,
@@ -37,6 +43,10 @@ use crate::{
         device::{
             Device,
             DeviceGuard, //
+        },
+        recv::{
+            GlobalSource,
+            Source, //
         }, //
     },
     sysfs::UmadClass,
@@ -65,6 +75,9 @@ pub(crate) struct Port {
     /// Who is the port's subnet manager.
     #[pin]
     is_sm: IsSm,
+    /// Ways back to those who sent to the port.
+    #[pin]
+    ways: Ways,
     /// The files that are open; `None` when the device is gone.
     #[pin]
     files: SpinLock<Option<Files>>,
@@ -77,6 +90,7 @@ impl Port {
                 device,
                 number,
                 is_sm <- IsSm::new(),
+                ways <- Ways::new(),
                 files <- new_spinlock!(Some(RBTree::new()), "Port::files"),
             }),
             GFP_KERNEL,
@@ -101,6 +115,20 @@ impl Port {
     /// Who is the port's subnet manager.
     pub(crate) fn is_sm(&self) -> &IsSm {
         &self.is_sm
+    }
+
+    /// The way back to a sender, if it is remembered. Does not sleep.
+    pub(crate) fn recall_way(&self, source: &GlobalSource<'_>) -> Option<GlobalRoute> {
+        self.ways.recall(self.device.changes(), source)
+    }
+
+    /// Finds the way back to a sender. Sleeps up to about a second.
+    ///
+    /// # Errors
+    ///
+    /// That there is none.
+    pub(crate) fn find_way(&self, device: &DeviceGuard, source: &Source) -> Result<GlobalRoute> {
+        self.ways.find(device, self.number, source)
     }
 
     /// Takes note of an open file, so that the removal of the device finds it.
@@ -133,6 +161,13 @@ impl Port {
         drop(node);
     }
 
+    /// The file after another, in the order of their keys.
+    fn file_after(&self, key: usize) -> Option<Arc<UmadFile>> {
+        let files = self.files.lock();
+        let cursor = files.as_ref()?.cursor_lower_bound(&key.checked_add(1)?)?;
+        Some(cursor.current().1.clone())
+    }
+
     /// Lets nothing begin any more on the files of a device that is revoked, and wakes all who wait.
     /// Returns the files, whose agents are to be retired.
     fn kill_files(&self) -> Option<Files> {
@@ -141,6 +176,18 @@ impl Port {
             file.kill();
         }
         files
+    }
+}
+
+impl Watcher for Port {
+    /// No file keeps what was made before: it would be of no use, and it keeps an entry of the GID
+    /// table that may have been removed.
+    fn changed(&self) {
+        let mut key = 0;
+        while let Some(file) = self.file_after(key) {
+            key = file_key(&file);
+            file.forget_handles();
+        }
     }
 }
 
@@ -155,6 +202,8 @@ fn file_key(file: &Arc<UmadFile>) -> usize {
 /// The nodes of a port.
 pub(crate) struct PortNodes {
     port: Arc<Port>,
+    /// Lets the port be told of events; gone before the device is waited for.
+    events: Option<EventRegistration<Port>>,
     umad: Option<Node<UmadFile>>,
     issm: Option<Node<IssmFile>>,
     /// Files that were open when the device went, until their agents are retired.
@@ -183,6 +232,7 @@ impl PortNodes {
         ports.push(
             Self {
                 port: port.clone(),
+                events: None,
                 umad: None,
                 issm: None,
                 killed: None,
@@ -191,6 +241,7 @@ impl PortNodes {
             GFP_KERNEL,
         )?;
         let nodes = ports.last_mut().ok_or(ENODEV)?;
+        nodes.events = Some(EventRegistration::new(guard.clone(), port.clone())?);
         let (class, parent) = (&context.class, guard.parent());
         nodes.umad = Some(Node::add(
             class,
@@ -211,6 +262,7 @@ fn take_down(device: &Device, ports: &mut [PortNodes]) {
     for nodes in ports.iter_mut() {
         drop(nodes.issm.take());
         drop(nodes.umad.take());
+        drop(nodes.events.take());
     }
     let revoked = device.revoke();
     // First all are told, of all ports, and no new send begins; then the sends that are under way are
@@ -222,7 +274,7 @@ fn take_down(device: &Device, ports: &mut [PortNodes]) {
     for nodes in ports.iter_mut() {
         let killed = nodes.killed.take();
         for file in killed.iter().flat_map(Files::values) {
-            UmadFile::retire_agents(file.shut());
+            file.end();
         }
     }
     if let Some(revoked) = revoked {

@@ -12,7 +12,6 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    bounds,
     packet::Packet,
     seat::AgentId,
     uapi::MAX_AGENTS, //
@@ -74,12 +73,6 @@ impl RecvQueue {
     /// What they cost, see [`bounds`].
     pub(crate) fn cost(&self) -> usize {
         self.cost
-    }
-
-    /// Whether a received MAD may be queued. Timeouts always may: their number is bounded by the sends
-    /// that the file has outstanding.
-    pub(crate) fn has_room_for(&self, packet: &Packet) -> bool {
-        bounds::is_room_for(packet.cost(), self.len, self.cost)
     }
 
     /// Appends a new packet.
@@ -174,6 +167,11 @@ impl RecvQueue {
         }
         self.packets.push_all_back(&mut newer);
         removed
+    }
+
+    /// Whether there are packets of an agent id.
+    pub(crate) fn may_have(&self, id: AgentId) -> bool {
+        self.by_agent(id) > 0
     }
 
     fn by_agent(&self, id: AgentId) -> usize {

@@ -24,9 +24,11 @@
 //!
 //! open() makes a [`file::UmadFile`] and enters it into its port. ioctls register agents ([`register`]),
 //! which have seats ([`seat`]) in the file's table ([`agents`]). write() copies a MAD, borrows its agent, makes an
-//! address handle and a send buffer, and posts it ([`write`]); from then on the send belongs to
+//! address handle, or takes one that the file has kept ([`cache`]), makes a send buffer, and posts it
+//! ([`write`]); from then on the send belongs to
 //! `ib_mad`, and is listed among the outstanding ones ([`outstanding`]). Received MADs, and sends that
-//! nobody answered, become packets ([`packet`]) in the file's queue ([`queue`]), which read() copies out.
+//! nobody answered, become packets ([`packet`]) in the file's queue ([`queue`]), which read() copies out;
+//! where the way back to a sender has to be asked for first, they wait for that ([`arrivals`]).
 //! The close of the last descriptor retires the agents and drops what is queued.
 //!
 //! # Locks
@@ -37,24 +39,30 @@
 //! 2. `UmadFile::sieving` (mutex, one for each file): looking through the queue for packets to drop.
 //! 3. `Port::files` (spinlock, one for each port): the files that are open.
 //! 4. `UmadFile::inner` (spinlock, one for each file): agents, queue, outstanding sends, layout, life.
-//! 5. `rdma::Device::live` (spinlock, one for each device) and `IsSm::turn` (spinlock, one for each port).
+//! 5. `rdma::Device::live` (spinlock, one for each device), `IsSm::turn` and `Ways::remembered` (spinlocks,
+//!    one each for each port).
 //! 6. The locks inside wait queues.
 //!
-//! `Numbers::used` (mutex) is taken with no other held. 3 to 5 are in fact never held together.
+//! `Numbers::used` (mutex) is taken with no other held. 3 to 5 are in fact never held together. `ib_core`
+//! tells of events ([`rdma::changes`]) with locks of its own held, and 3 and 4 are taken then, one after
+//! the other; so nothing of `ib_core` is called under those.
 //!
 //! The rule that makes one process harmless to all others: no lock that a handler of `ib_mad` takes (4),
 //! and none that another file or open() needs (3 to 5), is held while a program's memory is touched, an
-//! address handle made, an agent registered or unregistered, or a send posted. Nor is an agent borrowed,
-//! or a send buffer held, while a program's memory is touched: the removal of a device waits for those.
-//! And nothing with a destructor that calls `ib_core` is dropped under a lock.
+//! address handle made or destroyed, an agent registered or unregistered, or a send posted. Nor is an agent
+//! borrowed, or a send buffer held, while a program's memory is waited for: the removal of a device waits
+//! for those. (It may be copied from while they are, if that fails where it would have to wait.) And
+//! nothing with a destructor that calls `ib_core` is dropped under a lock, address handles included.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
 #[path = "bindings/abi_check.rs"]
 mod abi_check;
 mod agents;
+mod arrivals;
 mod bindings;
 mod bounds;
+mod cache;
 mod chrdev;
 mod compat;
 mod fdinfo;
@@ -77,9 +85,12 @@ use chrdev::class::{
     ClassSpec, //
 };
 use kernel::prelude::*;
-use rdma::client::{
-    AliasRegistration,
-    Registration, //
+use rdma::{
+    changes::NetworkRegistration,
+    client::{
+        AliasRegistration,
+        Registration, //
+    }, //
 };
 
 module! {
@@ -106,8 +117,11 @@ module! {
 }
 
 /// The module: it is registered as the client "umad", and by the name "issm" besides.
+///
+/// DROP ORDER: changes are noticed as long as there are files.
 struct UmadModule {
     _clients: AliasRegistration<port::IssmAlias>,
+    _network: NetworkRegistration,
 }
 
 impl kernel::Module for UmadModule {
@@ -115,9 +129,11 @@ impl kernel::Module for UmadModule {
         let numbers = numbers::Numbers::register(sysfs::UmadClass::NAME)?;
         let class =
             Class::register().inspect_err(|_| pr_err!("cannot make the class infiniband_mad\n"))?;
+        let network = NetworkRegistration::new()?;
         let umad = Registration::new(port::Context { class, numbers })?;
         Ok(Self {
             _clients: AliasRegistration::new(umad)?,
+            _network: network,
         })
     }
 }

@@ -2,35 +2,28 @@
 
 //! write(): sending a MAD.
 //!
-//! Everything is copied from the program first, with nothing held: no lock, no agent, no send buffer.
+//! The headers are copied from the program first, with nothing held: no lock, no agent, no send buffer.
 //! Then the agent is borrowed, which its unregistering waits for, for as long as it takes to resolve the
-//! address, fill a send buffer and post it. Errors are those, and in that order, that a program knows
-//! from copying piece by piece: what is wrong with the copied bytes is told only when its turn comes.
+//! address, fill a send buffer and post it. The rest of the MAD is copied straight into the send buffer
+//! if that needs no waiting. If it does, all is let go, the rest is copied into memory of its own, and
+//! the same is done again with that. Errors are those, and in that order, that a program knows from
+//! copying piece by piece.
 
 #![forbid(unsafe_code)]
 
 use crate::{
-    agents::{
-        FileAgent,
-        Handler, //
-    },
+    agents::Handler,
     bounds,
+    chrdev::user::UserBytes,
     file::{
         SendBudget,
         UmadFile, //
     },
-    outstanding::{
-        Room,
-        SendKey, //
-    },
-    packet::{
-        Packet,
-        PacketMemory, //
-    },
+    outstanding::SendKey,
+    packet::Packet,
     rdma::{
         address::{
             Address,
-            AddressHandle,
             GlobalRoute, //
         },
         mad::{
@@ -45,10 +38,7 @@ use crate::{
             Shape, //
         }, //
     },
-    seat::{
-        AgentId,
-        Seat, //
-    },
+    seat::AgentId,
     uapi::{
         Layout,
         PacketHeader,
@@ -56,10 +46,7 @@ use crate::{
         OLD_HEADER_LEN, //
     }, //
 };
-use kernel::{
-    prelude::*,
-    uaccess::UserSliceReader, //
-};
+use kernel::{alloc::AllocError, prelude::*};
 
 /// Bytes of the largest MAD that is not sent by RMPP: one of OPA.
 const MAX_SINGLE_MAD: usize = 2048;
@@ -72,107 +59,181 @@ const MAX_SINGLE_MAD: usize = 2048;
 /// header cannot be read; `EINVAL` for an agent id that cannot be; `EFAULT` if the RMPP header cannot be
 /// read; `EIO` if there is no such agent (any more); `EMSGSIZE` for a message over the bound, and
 /// `ENOBUFS` if the file's sends would be over theirs, see [`bounds`];
-/// `EINVAL` if the MAD is shorter than its class's headers; what [`AddressHandle::new`] says; `EINVAL`
+/// `EINVAL` if the MAD is shorter than its class's headers; what [`UmadFile::address_handle`] says; `EINVAL`
 /// if it is too long for one MAD and not sent by RMPP; `ENOMEM`; `EFAULT` if the rest cannot be read;
 /// `EINVAL` for a duplicate, see [`crate::outstanding`]; what posting says (`EINVAL` for a class without
 /// RMPP from an agent with RMPP, among others).
-pub(crate) fn write(file: &UmadFile, mut from: UserSliceReader) -> Result<usize> {
+pub(crate) fn write(file: &UmadFile, from: UserBytes) -> Result<usize> {
     let count = from.len();
     let layout = file.layout();
     let mad_len = count
         .checked_sub(layout.header_len())
         .filter(|len| *len >= RMPP_HDR_LEN)
         .ok_or(EINVAL)?;
-    let header = read_header(&mut from, layout)?;
+    let (header, head) = read_heads(&from, layout)?;
     let id = AgentId::from_user(header.id)?;
-    let head: [u8; RMPP_HDR_LEN] = from.read()?;
-    let kernel_rmpp = file.agent_has_kernel_rmpp(id).ok_or(EIO)?;
-    let mut written = Written::new(header, head, mad_len, kernel_rmpp);
-    if written.is_copied && !bounds::is_message_allowed(mad_len) {
-        return Err(EMSGSIZE);
+    let written = Written::new(header, head, mad_len);
+    let rest = from.skip(layout.header_len() + RMPP_HDR_LEN);
+    let mut budget = None;
+    match send(file, id, &written, Rest::Users(rest), &mut budget) {
+        Err(NotSent::NotPresent) => {
+            // The budget stays: it covers this memory.
+            let mut copied = KVVec::new();
+            rest.reader().read_all(&mut copied, GFP_KERNEL_ACCOUNT)?;
+            match send(file, id, &written, Rest::Copied(&copied), &mut budget) {
+                Ok(()) => Ok(count),
+                Err(NotSent::NotPresent) => Err(EFAULT),
+                Err(NotSent::Refused(e)) => Err(e),
+            }
+        }
+        Err(NotSent::Refused(e)) => Err(e),
+        Ok(()) => Ok(count),
     }
-    let budget = file.begin_write(written.cost())?;
-    written.copy_rest(from);
-    let memory = Memory::new(&written)?;
-    let (agent, seat) = file.agent(id).ok_or(EIO)?;
-    send(file, &agent, seat, &written, memory, budget)?;
-    Ok(count)
 }
 
-/// Reads the packet header; what the old layout lacks is zero.
-fn read_header(from: &mut UserSliceReader, layout: Layout) -> Result<PacketHeader> {
-    let bytes: [u8; HEADER_LEN] = match layout {
-        Layout::PKeyIndex => from.read()?,
-        Layout::Old => {
-            let old: [u8; OLD_HEADER_LEN] = from.read()?;
-            let mut bytes = [0; HEADER_LEN];
-            for (to, from) in bytes.iter_mut().zip(old) {
-                *to = from;
-            }
-            bytes
+/// Why a MAD was not sent.
+enum NotSent {
+    /// A page of the rest is not there; it can be copied with nothing held.
+    NotPresent,
+    /// This is the program's to know.
+    Refused(Error),
+}
+
+impl From<Error> for NotSent {
+    fn from(e: Error) -> Self {
+        Self::Refused(e)
+    }
+}
+
+impl From<AllocError> for NotSent {
+    fn from(e: AllocError) -> Self {
+        Self::Refused(e.into())
+    }
+}
+
+/// The MAD behind its RMPP header.
+enum Rest<'a> {
+    /// In the program's memory.
+    Users(UserBytes),
+    /// In memory of its own.
+    Copied(&'a [u8]),
+}
+
+impl Rest<'_> {
+    /// Copies from an offset on.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSent::NotPresent`].
+    fn copy(&self, offset: usize, to: &mut [u8]) -> core::result::Result<(), NotSent> {
+        let done = match self {
+            Rest::Users(bytes) => bytes.copy_if_present(offset, to),
+            Rest::Copied(bytes) => match bytes.get(offset..).and_then(|b| b.get(..to.len())) {
+                Some(from) => {
+                    to.copy_from_slice(from);
+                    true
+                }
+                None => false,
+            },
+        };
+        if done {
+            Ok(())
+        } else {
+            Err(NotSent::NotPresent)
+        }
+    }
+}
+
+/// MAD header and RMPP header, or what is there in other classes.
+type Head = [u8; RMPP_HDR_LEN];
+
+/// Reads packet header and MAD's head; what the old layout of the former lacks is zero.
+fn read_heads(from: &UserBytes, layout: Layout) -> Result<(PacketHeader, Head)> {
+    // At once, if all of it can be read.
+    let both = match layout {
+        Layout::PKeyIndex => from.reader().read().map(split),
+        Layout::Old => from.reader().read().map(split_old),
+    };
+    let (header, head) = match both {
+        Ok(Some(both)) => both,
+        // What is wrong with the header is told first.
+        _ => {
+            let mut reader = from.reader();
+            let header = match layout {
+                Layout::PKeyIndex => reader.read()?,
+                Layout::Old => pad(reader.read()?),
+            };
+            AgentId::from_user(parse(&header)?.id)?;
+            (header, reader.read()?)
         }
     };
-    PacketHeader::read_from_bytes(&bytes).map_err(|_| EINVAL)
+    Ok((parse(&header)?, head))
 }
 
-/// What a program wrote, copied.
+fn split(both: [u8; HEADER_LEN + RMPP_HDR_LEN]) -> Option<([u8; HEADER_LEN], Head)> {
+    let (header, head) = both.split_first_chunk()?;
+    Some((*header, *head.first_chunk()?))
+}
+
+fn split_old(both: [u8; OLD_HEADER_LEN + RMPP_HDR_LEN]) -> Option<([u8; HEADER_LEN], Head)> {
+    let (header, head) = both.split_first_chunk()?;
+    Some((pad(*header), *head.first_chunk()?))
+}
+
+fn pad(old: [u8; OLD_HEADER_LEN]) -> [u8; HEADER_LEN] {
+    let mut header = [0; HEADER_LEN];
+    if let Some(begin) = header.first_chunk_mut() {
+        *begin = old;
+    }
+    header
+}
+
+fn parse(header: &[u8; HEADER_LEN]) -> Result<PacketHeader> {
+    PacketHeader::read_from_bytes(header).map_err(|_| EINVAL)
+}
+
+/// What a program wrote, but for the rest of the MAD.
 struct Written {
     header: PacketHeader,
-    /// MAD header and RMPP header, or what is there in other classes.
-    head: [u8; RMPP_HDR_LEN],
+    head: Head,
     mad_len: usize,
-    /// What is too long for one MAD and is not sent by RMPP is refused later, whatever is in it.
-    is_copied: bool,
-    /// The rest of the MAD, or why it could not be copied.
-    rest: Result<KVVec<u8>>,
+    is_rmpp_class: bool,
+    /// Class and RMPP flags say that the MAD takes part in RMPP.
+    wants_rmpp: bool,
 }
 
 impl Written {
-    fn new(
-        header: PacketHeader,
-        head: [u8; RMPP_HDR_LEN],
-        mad_len: usize,
-        kernel_rmpp: bool,
-    ) -> Self {
-        let mut written = Self {
+    fn new(header: PacketHeader, head: Head, mad_len: usize) -> Self {
+        let [_, mgmt_class, .., flags, _, _, _, _, _, _, _, _, _] = head;
+        let is_rmpp_class = mad::is_rmpp_class(mgmt_class);
+        Self {
             header,
             head,
             mad_len,
-            is_copied: false,
-            rest: Err(EINVAL),
-        };
-        written.is_copied = mad_len <= MAX_SINGLE_MAD || (kernel_rmpp && written.wants_rmpp());
-        written
-    }
-
-    fn copy_rest(&mut self, from: UserSliceReader) {
-        if self.is_copied {
-            let mut rest = KVVec::new();
-            self.rest = from.read_all(&mut rest, GFP_KERNEL_ACCOUNT).map(|()| rest);
+            is_rmpp_class,
+            wants_rmpp: is_rmpp_class && flags & RMPP_FLAG_ACTIVE != 0,
         }
     }
 
-    /// What the send costs until it is done.
-    fn cost(&self) -> usize {
-        bounds::send_cost(if self.is_copied { self.mad_len } else { 0 })
+    /// What the send costs until it is done, if `ib_mad` does RMPP for its agent or if not.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` if the message is over the bound.
+    fn cost(&self, kernel_rmpp: bool) -> Result<usize> {
+        // What is too long for one MAD and is not sent by RMPP is refused later, whatever is in it.
+        if self.mad_len > MAX_SINGLE_MAD && !(kernel_rmpp && self.wants_rmpp) {
+            return Ok(bounds::send_cost(0));
+        }
+        if !bounds::is_message_allowed(self.mad_len) {
+            return Err(EMSGSIZE);
+        }
+        Ok(bounds::send_cost(self.mad_len))
     }
 
     fn mad_header(&self) -> MadHeader {
-        let mut bytes = [0; MAD_HDR_LEN];
-        for (to, from) in bytes.iter_mut().zip(self.head) {
-            *to = from;
-        }
-        MadHeader::from_array(bytes)
-    }
-
-    fn is_rmpp_class(&self) -> bool {
-        mad::is_rmpp_class(self.mad_header().mgmt_class())
-    }
-
-    /// Whether class and RMPP flags say that the MAD takes part in RMPP.
-    fn wants_rmpp(&self) -> bool {
-        let [.., flags, _, _, _, _, _, _, _, _, _] = self.head;
-        self.is_rmpp_class() && flags & RMPP_FLAG_ACTIVE != 0
+        let (header, _) = split_head(&self.head);
+        MadHeader::from_array(*header)
     }
 
     fn address(&self) -> Address {
@@ -192,48 +253,49 @@ impl Written {
     }
 }
 
-/// What a send needs besides `ib_mad`'s own. It is charged to the program, which may be made to wait for
-/// it, so it is got before the agent is borrowed.
-struct Memory {
-    packet: PacketMemory,
-    /// None for a plain response: that is on its way when it is posted, see [`crate::outstanding`].
-    room: Option<Room>,
-}
-
-impl Memory {
-    fn new(written: &Written) -> Result<Self> {
-        let plain_response = written.mad_header().is_response()
-            && !written.wants_rmpp()
-            && written.header.timeout_ms == 0;
-        Ok(Self {
-            packet: Packet::memory()?,
-            room: if plain_response {
-                None
-            } else {
-                Some(Room::new()?)
-            },
-        })
+/// MAD header, and RMPP header.
+fn split_head(head: &Head) -> (&[u8; MAD_HDR_LEN], &[u8; RMPP_HDR_LEN - MAD_HDR_LEN]) {
+    const {
+        assert!(MAD_HDR_LEN == 24 && RMPP_HDR_LEN == 36);
+    }
+    match head.split_first_chunk() {
+        Some((header, rest)) => match rest.first_chunk() {
+            Some(rmpp) => (header, rmpp),
+            None => (header, &[0; RMPP_HDR_LEN - MAD_HDR_LEN]),
+        },
+        None => (&[0; MAD_HDR_LEN], &[0; RMPP_HDR_LEN - MAD_HDR_LEN]),
     }
 }
 
 /// Sends what was written from an agent that is borrowed for the time of the call.
-fn send(
-    file: &UmadFile,
-    agent: &FileAgent,
-    seat: Seat,
+fn send<'a>(
+    file: &'a UmadFile,
+    id: AgentId,
     written: &Written,
-    memory: Memory,
-    budget: SendBudget<'_>,
-) -> Result {
+    rest: Rest<'_>,
+    budget: &mut Option<SendBudget<'a>>,
+) -> core::result::Result<(), NotSent> {
     let mut header = written.mad_header();
+    // What a send needs besides `ib_mad`'s own is charged to the program, which may be made to wait for it,
+    // so it is got before the agent is borrowed.
+    let memory = Packet::memory()?;
+    file.get_memory_that_is_wanted();
+    let is_response = header.is_response();
     let hdr_len = mad::class_header_len(header.mgmt_class());
+    let address = written.address();
+    let (agent, seat, handle) = file.borrow_agent(
+        id,
+        &address,
+        |kernel_rmpp| written.cost(kernel_rmpp),
+        budget,
+    )?;
     let data_len = written.mad_len.checked_sub(hdr_len).ok_or(EINVAL)?;
     let kernel_rmpp = agent.kernel_rmpp();
-    let rmpp = kernel_rmpp && written.wants_rmpp();
+    let rmpp = kernel_rmpp && written.wants_rmpp;
 
-    let ah = AddressHandle::new(agent, &written.address())?;
+    let ah = file.address_handle(&agent, &address, handle)?;
     let mut mad = SendMad::new(
-        agent,
+        &agent,
         Shape {
             remote_qpn: u32::from_be(written.header.qpn_be),
             pkey_index: written.header.pkey_index,
@@ -243,32 +305,29 @@ fn send(
             base_version: header.base_version(),
         },
     )?;
-    let rest = written.rest.as_ref().map_err(|e| *e)?;
-
     // The upper half of a request's transaction id makes it unique among all agents, and leads the
     // response back to this one. A response has that of its request.
-    if !header.is_response() {
+    if !is_response {
         header.set_hi_tid(agent.hi_tid());
     }
-    fill(&mut mad, written, &header, rest, hdr_len, rmpp, kernel_rmpp);
+    // `ib_mad` keeps the RMPP header of its own agents.
+    let keep_rmpp = kernel_rmpp && written.is_rmpp_class;
+    fill(&mut mad, written, &header, &rest, rmpp, keep_rmpp)?;
 
-    let key = SendKey::new(&written.header, &header);
-    let send = Packet::sent(
-        memory.packet,
-        seat,
-        written.header,
-        header,
-        key,
-        budget.cost(),
-    )?;
+    let key = SendKey::new(&written.header, &header, is_response);
+    let cost = budget.as_ref().map_or(0, SendBudget::cost);
+    let send = Packet::sent(memory, seat, &written.header, header, key, cost)?;
+    // A plain response is on its way when it is posted, see `crate::outstanding`.
+    let list = written.wants_rmpp || written.header.timeout_ms != 0 || !is_response;
     // An agent that does RMPP itself sends many MADs with one transaction id.
-    let user_segment = !kernel_rmpp && written.wants_rmpp();
-    file.begin_send(&send, budget, memory.room, !user_segment)?;
+    let user_segment = !kernel_rmpp && written.wants_rmpp;
+    file.begin_send(&send, budget, list, !user_segment)?;
     mad.post(ah, written.header.timeout_ms, written.header.retries, send)
         .map_err(|(e, send)| {
             file.abort_send(&send);
             e
-        })
+        })?;
+    Ok(())
 }
 
 /// Copies the MAD into the send buffer.
@@ -276,37 +335,29 @@ fn fill(
     mad: &mut SendMad<'_, Handler>,
     written: &Written,
     header: &MadHeader,
-    rest: &[u8],
-    hdr_len: usize,
+    rest: &Rest<'_>,
     rmpp: bool,
-    kernel_rmpp: bool,
-) {
+    keep_rmpp: bool,
+) -> core::result::Result<(), NotSent> {
     let bytes = mad.bytes_mut();
-    copy(bytes, 0, header.as_bytes());
-    // `ib_mad` keeps the RMPP header of its own agents.
-    if !(kernel_rmpp && written.is_rmpp_class()) {
-        copy(
-            bytes,
-            MAD_HDR_LEN,
-            written.head.get(MAD_HDR_LEN..).unwrap_or(&[]),
-        );
+    // Every MAD has room for both headers: `Written` is at least as long, and classes with RMPP have
+    // longer ones.
+    let (first, left) = bytes.split_first_chunk_mut::<MAD_HDR_LEN>().ok_or(EINVAL)?;
+    *first = *header.as_bytes();
+    let (second, left) = left.split_first_chunk_mut().ok_or(EINVAL)?;
+    if !keep_rmpp {
+        *second = *split_head(&written.head).1;
     }
+    rest.copy(0, left)?;
     if rmpp {
-        let class_header = hdr_len.saturating_sub(RMPP_HDR_LEN).min(rest.len());
-        let (class_header, data) = rest.split_at_checked(class_header).unwrap_or((rest, &[]));
-        copy(bytes, RMPP_HDR_LEN, class_header);
-        mad.copy_segments(data);
-    } else {
-        copy(bytes, RMPP_HDR_LEN, rest);
-    }
-}
-
-/// Copies to an offset; what has no room is left out.
-fn copy(to: &mut [u8], offset: usize, from: &[u8]) {
-    if let Some(to) = to.get_mut(offset..) {
-        let len = from.len().min(to.len());
-        if let (Some(to), Some(from)) = (to.get_mut(..len), from.get(..len)) {
-            to.copy_from_slice(from);
+        let begin = left.len();
+        let end = written.mad_len - RMPP_HDR_LEN;
+        let mut offset = begin;
+        for segment in mad.segments_mut() {
+            let len = segment.len().min(end.saturating_sub(offset));
+            rest.copy(offset, segment.get_mut(..len).unwrap_or(&mut []))?;
+            offset += len;
         }
     }
+    Ok(())
 }

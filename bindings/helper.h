@@ -12,12 +12,19 @@
 #include <linux/device.h>
 #include <linux/fs.h>
 #include <linux/idr.h>
+#include <linux/jiffies.h>
 #include <linux/kdev_t.h>
+#include <linux/netdevice.h>
 #include <linux/nospec.h>
 #include <linux/poll.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
+#include <linux/uaccess.h>
 #include <linux/wait.h>
+#include <net/ip6_fib.h>
+#include <net/net_namespace.h>
+#include <net/netevent.h>
+#include <rdma/ib_cache.h>
 #include <rdma/ib_mad.h>
 #include <rdma/ib_smi.h>
 #include <rdma/ib_user_mad.h>
@@ -75,10 +82,79 @@ static inline void umad_device_attribute_set_show(struct device_attribute *attr,
 	attr->show = show;
 }
 
-/* wake_up_interruptible() and wake_up_interruptible_all() are macros. */
+/* HZ is a macro, and the kernel crate's has the value of user space. */
+enum { UMAD_HZ = HZ };
+
+/* A variable that changes by itself. */
+static inline unsigned long umad_jiffies(void)
+{
+	return jiffies;
+}
+
+/*
+ * Numbers that change with the routes of a namespace, which are members of structures that bindgen does
+ * not read: the generations that the caches of both families go by, and, since the removal of an IPv6
+ * route does not change its one, the number of these.
+ */
+struct umad_routes {
+	int ipv4;
+	int ipv6;
+	unsigned int ipv6_entries;
+};
+
+/*
+ * Reads the numbers of the namespace that the network device of a GID is in; false if it has none (any
+ * more). An entry of the GID table loses its device when it is removed.
+ */
+static inline bool umad_gid_routes(const struct ib_gid_attr *attr, struct umad_routes *routes)
+{
+	const struct net_device *ndev;
+
+	rcu_read_lock();
+	ndev = rcu_dereference(attr->ndev);
+	if (ndev) {
+		const struct net *net = dev_net(ndev);
+
+		routes->ipv4 = rt_genid_ipv4(net);
+#if IS_ENABLED(CONFIG_IPV6)
+		routes->ipv6 = rt_genid_ipv6(net);
+		routes->ipv6_entries = READ_ONCE(net->ipv6.rt6_stats->fib_rt_entries);
+#else
+		routes->ipv6 = 0;
+		routes->ipv6_entries = 0;
+#endif
+	}
+	rcu_read_unlock();
+	return ndev;
+}
+
+/*
+ * Without the check of the kernel's side that hardened usercopy makes, as for a constant size: the caller
+ * has a slice.
+ */
+static inline unsigned long umad_copy_from_user_nofault(void *to, const void __user *from,
+							unsigned long n)
+{
+	pagefault_disable();
+	n = _inline_copy_from_user(to, from, n);
+	pagefault_enable();
+	return n;
+}
+
+/*
+ * wake_up_interruptible() and wake_up_interruptible_all() are macros. Whoever waits or polls queues
+ * itself before it looks for what it waits for, with a barrier between.
+ */
+static inline void umad_wake_up_interruptible(struct wait_queue_head *wq)
+{
+	if (wq_has_sleeper(wq))
+		wake_up_interruptible(wq);
+}
+
 static inline void umad_wake_up_interruptible_all(struct wait_queue_head *wq)
 {
-	wake_up_interruptible_all(wq);
+	if (wq_has_sleeper(wq))
+		wake_up_interruptible_all(wq);
 }
 
 #endif

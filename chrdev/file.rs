@@ -10,6 +10,7 @@
 
 use super::{
     node::NodeInner,
+    user::UserBytes,
     wait::{
         PollEvents,
         PollTable, //
@@ -29,7 +30,6 @@ use kernel::{
     uaccess::{
         UserPtr,
         UserSlice,
-        UserSliceReader,
         UserSliceWriter, //
     }, //
 };
@@ -84,7 +84,7 @@ pub(crate) trait Operations: Sized + 'static {
     /// Writes what is in `buf`, returns the number of bytes.
     fn write(
         _file: <Self::File as ForeignOwnable>::Borrowed<'_>,
-        _buf: UserSliceReader,
+        _buf: UserBytes,
     ) -> Result<usize> {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
@@ -181,8 +181,8 @@ impl<T: Operations> FileVTable<T> {
     ) -> isize {
         // SAFETY: As in `read`.
         let opened = unsafe { T::File::borrow((*file).private_data) };
-        let buf = UserSlice::new(UserPtr::from_ptr(buf.cast_mut().cast()), count);
-        count_or_errno(T::write(opened, buf.reader()))
+        let buf = UserBytes::new(UserPtr::from_ptr(buf.cast_mut().cast()), count);
+        count_or_errno(T::write(opened, buf))
     }
 
     /// # Safety

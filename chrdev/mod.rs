@@ -13,11 +13,17 @@
 //! | a device node: a `struct cdev` and a `struct device` | [`node`] |
 //! | what a file of a node can do | [`file`] |
 //! | waiting, polling, waking | [`wait`] |
+//! | the end of a work item | [`work`] |
+//! | bytes in the memory of the program that called | [`user`] |
+//! | numbers that nobody can guess | [`random`] |
 //! | indices that user space chooses | [`nospec`] |
 
 pub(crate) mod class;
 pub(crate) mod file;
 pub(crate) mod node;
 pub(crate) mod nospec;
+pub(crate) mod random;
 pub(crate) mod region;
+pub(crate) mod user;
 pub(crate) mod wait;
+pub(crate) mod work;

@@ -50,14 +50,27 @@ impl WaitQueue {
     /// # Errors
     ///
     /// `ERESTARTSYS` if a signal came first.
-    pub(crate) fn wait_until<R>(&self, mut condition: impl FnMut() -> Option<R>) -> Result<R> {
+    pub(crate) fn wait_until<R>(&self, condition: impl FnMut() -> Option<R>) -> Result<R> {
+        self.wait(0, condition)
+    }
+
+    /// The same as one of those whom [`WaitQueue::wake_one`] wakes one at a time.
+    ///
+    /// A wake-up is never lost: who is woken and has a signal besides looks at the condition before it
+    /// gives up, so if that is true, it returns what it found. Who finds the condition false although it
+    /// was woken sleeps again; somebody else made use of what it was woken for.
+    pub(crate) fn wait_for_turn_until<R>(&self, condition: impl FnMut() -> Option<R>) -> Result<R> {
+        self.wait(bindings::WQ_FLAG_EXCLUSIVE as c_int, condition)
+    }
+
+    fn wait<R>(&self, flags: c_int, mut condition: impl FnMut() -> Option<R>) -> Result<R> {
         if let Some(found) = condition() {
             return Ok(found);
         }
         let mut entry = bindings::wait_queue_entry::default();
         let entry = &raw mut entry;
         // SAFETY: `entry` is valid, and stays where it is until `finish_wait` has taken it off.
-        unsafe { bindings::init_wait_entry(entry, 0) };
+        unsafe { bindings::init_wait_entry(entry, flags) };
         let result = loop {
             // CAST: A task state is a small constant.
             // SAFETY: The queue is initialised, and the entry is, too.
@@ -81,6 +94,12 @@ impl WaitQueue {
         // SAFETY: As above; afterwards the entry is on no queue.
         unsafe { bindings::finish_wait(self.head.get(), entry) };
         result
+    }
+
+    /// Wakes one of those who wait for their turn, and everybody else who waits or polls.
+    pub(crate) fn wake_one(&self) {
+        // SAFETY: The queue is initialised.
+        unsafe { bindings::umad_wake_up_interruptible(self.head.get()) };
     }
 
     /// Wakes everybody who waits or polls.

@@ -4,17 +4,21 @@
 //!
 //! C header: `include/rdma/ib_verbs.h`, `struct rdma_ah_attr`, `struct ib_ah`
 
-use super::agent::{
-    Agent,
-    MadHandler, //
+use super::{
+    agent::{
+        Agent,
+        MadHandler, //
+    },
+    changes::{
+        Epoch,
+        OwnGid, //
+    },
+    device::DeviceGuard, //
 };
 use crate::bindings;
-use core::{
-    marker::PhantomData,
-    ptr::{
-        null_mut,
-        NonNull, //
-    }, //
+use core::ptr::{
+    null_mut,
+    NonNull, //
 };
 use kernel::{
     error::from_err_ptr,
@@ -49,28 +53,71 @@ pub(crate) struct Address {
     pub(crate) global: Option<GlobalRoute>,
 }
 
-/// A handle on an address: the hardware's own form of it.
+impl Address {
+    /// All of it, in a few words: two addresses with the same words are the same.
+    pub(crate) fn words(&self) -> [u64; 4] {
+        let [lid_hi, lid_lo] = self.lid.to_be_bytes();
+        let local = [lid_hi, lid_lo, self.sl, self.path_bits];
+        let word = |bytes: [u8; 4]| u64::from(u32::from_be_bytes(bytes));
+        match &self.global {
+            None => [word(local) << 32, 0, 0, 0],
+            Some(global) => {
+                let [a, b, c, d, e, f, g, h, low @ ..] = global.gid;
+                let rest = [1, global.gid_index, global.hop_limit, global.traffic_class];
+                [
+                    word(local) << 32 | word(rest),
+                    u64::from(global.flow_label),
+                    u64::from_be_bytes([a, b, c, d, e, f, g, h]),
+                    u64::from_be_bytes(low),
+                ]
+            }
+        }
+    }
+}
+
+/// A handle on an address: the hardware's own form of it. It may be used for any number of sends of
+/// any agent of the port. Dropping it sleeps.
 ///
 /// # Invariants
 ///
-/// The pointer is an address handle that nobody else destroys. `'a` ends before the port's protection
-/// domain does.
-pub(crate) struct AddressHandle<'a> {
+/// The pointer is an address handle that nobody else destroys.
+pub(crate) struct AddressHandle {
     ah: NonNull<bindings::ib_ah>,
-    _agent: PhantomData<&'a ()>,
+    /// `None` if it is not to be used a second time.
+    epoch: Option<Epoch>,
+    /// The device, and with it the protection domain: `ib_mad`, which owns that, lets go of a device
+    /// after its agents' owners have. DROP ORDER: the handle is destroyed by `drop`, before this goes.
+    device: DeviceGuard,
 }
 
-impl<'a> AddressHandle<'a> {
-    /// Makes a handle for sends of the agent. Sleeps: on RoCE it resolves the GID to a MAC address,
-    /// which takes up to about a second if nobody answers.
+// SAFETY: `ib_core` lets address handles be used and destroyed by any thread.
+unsafe impl Send for AddressHandle {}
+// SAFETY: As above; it is only read while it is shared.
+unsafe impl Sync for AddressHandle {}
+
+impl AddressHandle {
+    /// Makes a handle. Sleeps: on RoCE it resolves the GID to a MAC address, which takes up to about a
+    /// second if nobody answers.
     ///
     /// # Errors
     ///
     /// What `rdma_create_user_ah` says: `EINVAL` (no such GID index, port, ...), `ENETUNREACH`,
     /// `ETIMEDOUT`, `ENOMEM` and others.
-    pub(crate) fn new<H: MadHandler>(agent: &'a Agent<H>, address: &Address) -> Result<Self> {
+    pub(crate) fn new<H: MadHandler>(agent: &Agent<H>, address: &Address) -> Result<Self> {
         let port = agent.port();
-        let device = agent.device().as_raw();
+        let guard = agent.device();
+        let device = guard.as_raw();
+        // Before anything is asked: what changes from here on makes the handle an old one.
+        let own = match &address.global {
+            Some(global) if guard.cap_eth_ah(port) => {
+                Some(OwnGid::get(guard, port, global.gid_index))
+            }
+            _ => None,
+        };
+        let epoch = match &own {
+            Some(own) => own.as_ref().and_then(|own| Epoch::of_network(guard, own)),
+            None => Some(Epoch::of_device(guard)),
+        };
         let mut attr = bindings::rdma_ah_attr::default();
         let attr = &raw mut attr;
         // SAFETY: `attr` is valid for the whole of this function, and the device for as long as the
@@ -102,10 +149,53 @@ impl<'a> AddressHandle<'a> {
         let ah = from_err_ptr(unsafe {
             bindings::rdma_create_user_ah((*(*agent.as_raw()).qp).pd, attr, null_mut())
         })?;
-        // INVARIANT: The handle was just made; the agent keeps the protection domain for `'a`.
+        let ah = NonNull::new(ah).ok_or(ENOMEM)?;
+        // SAFETY: The handle was just made.
+        let used = unsafe { (*ah.as_ptr()).sgid_attr };
+        // The entry may have been replaced before the handle was made.
+        let same = own
+            .flatten()
+            .is_none_or(|own| core::ptr::eq(own.as_raw(), used));
+        // INVARIANT: The handle was just made.
         Ok(Self {
-            ah: NonNull::new(ah).ok_or(ENOMEM)?,
-            _agent: PhantomData,
+            ah,
+            epoch: epoch.filter(|_| same),
+            device: guard.clone(),
+        })
+    }
+
+    /// Whether a handle made now would be the same: nothing that it was made from has changed.
+    pub(crate) fn is_current(&self) -> bool {
+        // SAFETY: By the type invariant; a handle keeps the entry of the GID table that it was made with.
+        // On RoCE it has one.
+        unsafe {
+            let own = (*self.ah.as_ptr()).sgid_attr;
+            self.epoch.as_ref().is_some_and(|epoch| {
+                epoch.is_current_for(self.device.changes(), own)
+                    && (own.is_null() || epoch.is_of_network() || self.has_its_gid(own))
+            })
+        }
+    }
+
+    /// Whether the handle may be kept for later sends: nothing was told since it was made. Calls nothing.
+    pub(crate) fn may_be_kept(&self) -> bool {
+        self.epoch
+            .as_ref()
+            .is_some_and(|epoch| epoch.is_untold(self.device.changes()))
+    }
+
+    /// Whether the own GID that the handle was made with still stands at its index. On InfiniBand the
+    /// table may change before that is told.
+    ///
+    /// # Safety
+    ///
+    /// `own` must be the entry that the handle was made with.
+    unsafe fn has_its_gid(&self, own: *const bindings::ib_gid_attr) -> bool {
+        // SAFETY: By the caller; a handle keeps the entry.
+        let (port, index) = unsafe { ((*own).port_num, (*own).index) };
+        u8::try_from(index).is_ok_and(|index| {
+            OwnGid::get(&self.device, port, index)
+                .is_some_and(|there| core::ptr::eq(there.as_raw(), own))
         })
     }
 
@@ -115,31 +205,15 @@ impl<'a> AddressHandle<'a> {
         core::ptr::eq(unsafe { (*self.ah.as_ptr()).pd }, pd)
     }
 
-    /// The C handle, which must be destroyed by the caller or given to [`AddressHandle::from_raw`].
-    pub(super) fn into_raw(self) -> *mut bindings::ib_ah {
-        let ptr = self.ah.as_ptr();
-        core::mem::forget(self);
-        ptr
-    }
-
-    /// Takes back what [`AddressHandle::into_raw`] gave.
-    ///
-    /// # Safety
-    ///
-    /// `ah` must come from `into_raw` and be used no more; the port's protection domain must outlive
-    /// `'a`.
-    pub(super) unsafe fn from_raw(ah: NonNull<bindings::ib_ah>) -> Self {
-        // INVARIANT: By the caller.
-        Self {
-            ah,
-            _agent: PhantomData,
-        }
+    /// The C handle.
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_ah {
+        self.ah.as_ptr()
     }
 }
 
-impl Drop for AddressHandle<'_> {
+impl Drop for AddressHandle {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant nobody else destroys it, and the protection domain is there.
+        // SAFETY: By the type invariant nobody else destroys it, and the device is there.
         unsafe {
             bindings::rdma_destroy_ah_user(
                 self.ah.as_ptr(),

@@ -125,15 +125,11 @@ impl<H: MadHandler> Agent<H> {
         reg: &Registration,
         handler: Arc<H>,
     ) -> Result<Self> {
-        let mut req = reg.interest.map(|interest| {
-            let mut req = bindings::ib_mad_reg_req {
-                mgmt_class: interest.mgmt_class,
-                mgmt_class_version: interest.class_version,
-                oui: interest.oui,
-                ..Default::default()
-            };
-            set_bitmap(&mut req.method_mask, &interest.methods);
-            req
+        let mut req = reg.interest.map(|interest| bindings::ib_mad_reg_req {
+            mgmt_class: interest.mgmt_class,
+            mgmt_class_version: interest.class_version,
+            oui: interest.oui,
+            method_mask: bitmap(&interest.methods),
         });
         let req = req
             .as_mut()
@@ -212,11 +208,11 @@ impl<H: MadHandler> Agent<H> {
         // no handler runs any more.
         let (handler, buf, status) =
             unsafe { (&*(*agent).context.cast::<H>(), (*wc).send_buf, (*wc).status) };
-        // SAFETY: `post` put the foreign pointer there, and `ib_mad` completes each send once.
+        // SAFETY: `post` put the foreign pointers there, and `ib_mad` completes each send once.
         let (send, ah) = unsafe {
             (
                 H::Send::from_foreign((*buf).context[0]),
-                NonNull::new((*buf).ah),
+                Arc::<AddressHandle>::from_foreign((*buf).context[1]),
             )
         };
         handler.sent(
@@ -227,8 +223,7 @@ impl<H: MadHandler> Agent<H> {
                 _ => SendStatus::Failed,
             },
         );
-        // SAFETY: `post` left the handle to the send; the agent keeps the protection domain.
-        drop(ah.map(|ah| unsafe { AddressHandle::from_raw(ah) }));
+        drop(ah);
         // SAFETY: A completed send belongs to its poster. Last, since it lets go of the agent.
         unsafe { bindings::ib_free_send_mad(buf) };
     }
@@ -282,15 +277,11 @@ impl<H: MadHandler> Drop for Agent<H> {
 pub(crate) const USER_RMPP: u32 = 1;
 const _: () = assert!(USER_RMPP == bindings::IB_MAD_USER_RMPP);
 
-/// Fills in a C bitmap of 128 bits, whose words are `unsigned long`.
-fn set_bitmap(bitmap: &mut [c_ulong], bits: &[u64; 2]) {
-    for bit in 0..128usize {
-        let set = bits
-            .get(bit / 64)
-            .is_some_and(|word| word >> (bit % 64) & 1 == 1);
-        let width = c_ulong::BITS as usize;
-        if let (true, Some(word)) = (set, bitmap.get_mut(bit / width)) {
-            *word |= 1 << (bit % width);
-        }
-    }
+// A C bitmap is an array of `unsigned long`.
+const _: () = assert!(c_ulong::BITS == u64::BITS);
+
+/// A set of methods as a C bitmap.
+fn bitmap(words: &[u64; 2]) -> [c_ulong; 2] {
+    // CAST: Both have 64 bits.
+    words.map(|word| word as c_ulong)
 }

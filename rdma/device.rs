@@ -8,9 +8,12 @@
 //! it lets `ib_core` go on with the removal. In between, [`Device::get`] hands out guards; whoever
 //! holds one may use the device and keeps the removal waiting.
 
-use super::revocable::{
-    Owner,
-    User, //
+use super::{
+    changes::Changes,
+    revocable::{
+        Owner,
+        User, //
+    }, //
 };
 use crate::bindings;
 use core::{
@@ -39,7 +42,10 @@ pub(crate) const CAP_IS_SM: u32 = bindings::ib_port_capability_mask_bits_IB_PORT
 ///
 /// The pointer is valid for as long as this value lives: [`Device::revoke`] and the client that made
 /// it see to that.
-pub(crate) struct LiveDevice(NonNull<bindings::ib_device>);
+pub(crate) struct LiveDevice {
+    raw: NonNull<bindings::ib_device>,
+    changes: Arc<Changes>,
+}
 
 // SAFETY: `ib_core` lets every function that is called here be called from any thread.
 unsafe impl Send for LiveDevice {}
@@ -54,7 +60,12 @@ pub(crate) type DeviceGuard = User<LiveDevice>;
 impl LiveDevice {
     /// The C device.
     pub(super) fn as_raw(&self) -> *mut bindings::ib_device {
-        self.0.as_ptr()
+        self.raw.as_ptr()
+    }
+
+    /// What has changed.
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// Port numbers of the device: 1..=n, or 0..=0 for a switch.
@@ -77,6 +88,13 @@ impl LiveDevice {
     pub(crate) fn cap_ib_smi(&self, port: u32) -> bool {
         // SAFETY: As in `cap_ib_mad`.
         self.ports().contains(&port) && unsafe { bindings::rdma_cap_ib_smi(self.as_raw(), port) }
+    }
+
+    /// Whether the port's address handles hold Ethernet addresses, which the network is asked for:
+    /// RoCE. False for a number that is no port.
+    pub(crate) fn cap_eth_ah(&self, port: u32) -> bool {
+        // SAFETY: As in `cap_ib_mad`.
+        self.ports().contains(&port) && unsafe { bindings::rdma_cap_eth_ah(self.as_raw(), port) }
     }
 
     /// The device that the RDMA device hangs below, a PCI function for example.
@@ -158,6 +176,7 @@ impl DeviceName {
 pub(crate) struct Device {
     #[pin]
     live: SpinLock<Option<Owner<LiveDevice>>>,
+    changes: Arc<Changes>,
 }
 
 impl Device {
@@ -168,10 +187,16 @@ impl Device {
     /// `raw` must be valid until [`Device::revoke`] and [`Revoked::wait`] have been called.
     pub(super) unsafe fn new(raw: NonNull<bindings::ib_device>) -> Result<Arc<Self>> {
         // INVARIANT: The caller keeps `raw` valid until the value is dropped, which `wait` waits for.
-        let live = Owner::new(LiveDevice(raw), GFP_KERNEL)?;
+        let changes = Arc::new(Changes::new(), GFP_KERNEL)?;
+        let live = LiveDevice {
+            raw,
+            changes: changes.clone(),
+        };
+        let live = Owner::new(live, GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
                 live <- new_spinlock!(Some(live), "rdma::Device::live"),
+                changes,
             }),
             GFP_KERNEL,
         )
@@ -180,6 +205,11 @@ impl Device {
     /// The device, while it is there. Does not sleep.
     pub(crate) fn get(&self) -> Option<DeviceGuard> {
         self.live.lock().as_ref().map(Owner::share)
+    }
+
+    /// What has changed, as long as it is there.
+    pub(crate) fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// Whether the device is still there. It may be gone when the call returns.

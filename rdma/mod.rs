@@ -12,16 +12,19 @@
 //! | a MAD to send (`struct ib_mad_send_buf`) | [`send`] |
 //! | a MAD that was received (`struct ib_mad_recv_wc`) | [`recv`] |
 //! | an address and its handle (`struct ib_ah`) | [`address`] |
+//! | whether what was made of a device's tables, or of the network's, still holds | [`changes`] |
 //! | the MAD's own header, rules of classes | [`mad`] |
 //! | a value that can be taken back from users that sleep | [`revocable`] |
 //!
 //! Who keeps what alive: a [`client::Client`] is given a [`device::Device`], which hands out
 //! [`device::DeviceGuard`]s until it is revoked; an [`agent::Agent`] holds a guard, so removal of a
-//! device waits until its agents are unregistered; a send buffer and an address handle borrow their
-//! agent until they are posted, and `ib_mad` keeps the agent until they are completed.
+//! device waits until its agents are unregistered; so does an [`address::AddressHandle`], which sends
+//! share; a send buffer borrows its agent until it is posted, and `ib_mad` keeps the agent until it is
+//! completed.
 
 pub(crate) mod address;
 pub(crate) mod agent;
+pub(crate) mod changes;
 pub(crate) mod client;
 pub(crate) mod device;
 pub(crate) mod mad;

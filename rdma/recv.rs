@@ -10,6 +10,8 @@
 
 use super::{
     address::GlobalRoute,
+    changes::OwnGid,
+    device::LiveDevice,
     mad::{
         class_header_len,
         MadHeader,
@@ -203,39 +205,227 @@ impl<'a> RecvInfo<'a> {
         self.wc.pkey_index
     }
 
-    /// The way back, as far as a GRH tells it: `None` if there was no GRH. On RoCE this resolves the
-    /// sender's address and may sleep up to about a second.
+    /// What is known of the way back.
+    pub(crate) fn way_back(&self) -> WayBack<'_> {
+        // CAST: The flag is a small positive constant of an enum.
+        if self.wc.wc_flags & bindings::ib_wc_flags_IB_WC_GRH as c_int == 0 {
+            return WayBack::Local;
+        }
+        WayBack::Global(GlobalSource {
+            agent: self.agent,
+            wc: self.wc,
+            // SAFETY: By the type invariant, since the completion says that there is a GRH.
+            grh: unsafe { &*self.grh },
+        })
+    }
+}
+
+/// The way back to a sender.
+pub(crate) enum WayBack<'a> {
+    /// There was no GRH: the LID is all.
+    Local,
+    /// There was a GRH.
+    Global(GlobalSource<'a>),
+}
+
+/// The sender of a MAD that came with a GRH. Valid while the receive handler runs.
+///
+/// # Invariants
+///
+/// `agent` is registered during `'a`.
+pub(crate) struct GlobalSource<'a> {
+    agent: *mut bindings::ib_mad_agent,
+    wc: &'a bindings::ib_wc,
+    grh: &'a bindings::ib_grh,
+}
+
+impl GlobalSource<'_> {
+    /// Whether finding the way back may ask the network, which can take up to about a second: on RoCE.
+    pub(crate) fn asks_network(&self) -> bool {
+        // SAFETY: By the type invariant; the device is there while its agent is, and the agent's port
+        // number is right.
+        unsafe { bindings::rdma_cap_eth_ah((*self.agent).device, (*self.agent).port_num.into()) }
+    }
+
+    /// Finds the way back, and does not sleep for long unless this [asks the
+    /// network](GlobalSource::asks_network).
     ///
     /// # Errors
     ///
     /// What `ib_init_ah_attr_from_wc` says, if there is no way back.
-    pub(crate) fn global(&self) -> Result<Option<GlobalRoute>> {
-        // CAST: The flag is a small positive constant of an enum.
-        if self.wc.wc_flags & bindings::ib_wc_flags_IB_WC_GRH as c_int == 0 {
-            return Ok(None);
+    pub(crate) fn find(&self) -> Result<GlobalRoute> {
+        // SAFETY: By the type invariant.
+        let (device, port) = unsafe { ((*self.agent).device, (*self.agent).port_num.into()) };
+        // SAFETY: As above; the agent keeps the device.
+        unsafe { find_way_back(device, port, self.wc, self.grh) }
+    }
+
+    /// What it can be told by from other senders; `None` if that is not plain to see.
+    pub(crate) fn key(&self) -> Option<SourceKey> {
+        const WITH_TYPE: c_int = bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE as c_int;
+        const WITH_VLAN: c_int = bindings::ib_wc_flags_IB_WC_WITH_VLAN as c_int;
+        if self.wc.wc_flags & WITH_TYPE == 0 {
+            return None;
         }
-        let mut attr = bindings::rdma_ah_attr::default();
-        let attr = &raw mut attr;
-        // SAFETY: By the type invariant all pointers are valid; the completion says that there is a
-        // GRH. `attr` outlives the calls, and its reference to a GID is put again.
+        let mut sgid = bindings::ib_gid::default();
+        let mut dgid = bindings::ib_gid::default();
+        let network_type = self.wc.network_hdr_type;
+        // SAFETY: The GRH is valid, and a `union rdma_network_hdr` is one, or an IPv4 header in the
+        // same place; both GIDs outlive the call.
+        let known = unsafe {
+            bindings::ib_get_gids_from_rdma_hdr(
+                core::ptr::from_ref(self.grh).cast(),
+                network_type.into(),
+                &mut sgid,
+                &mut dgid,
+            )
+        };
+        if known != 0 {
+            return None;
+        }
+        let vlan = if self.wc.wc_flags & WITH_VLAN == 0 {
+            0xffff
+        } else {
+            self.wc.vlan_id
+        };
+        Some(SourceKey {
+            gid: gid_bytes(&sgid),
+            own_gid: gid_bytes(&dgid),
+            kind: u32::from(network_type) << 16 | u32::from(vlan),
+        })
+    }
+
+    /// The own GID at an index of the port's table.
+    pub(crate) fn own_gid(&self, index: u8) -> Option<OwnGid> {
+        // SAFETY: By the type invariant.
+        unsafe { OwnGid::get_raw((*self.agent).device, (*self.agent).port_num.into(), index) }
+    }
+
+    /// The way back, from what is known of other MADs from there.
+    pub(crate) fn route(&self, key: &SourceKey, known: Known) -> GlobalRoute {
+        // IBA 8.3.1: 4 bits of version, 8 of traffic class, 20 of flow label.
+        let class_and_flow = u32::from_be(self.grh.version_tclass_flow);
+        GlobalRoute {
+            gid: key.gid,
+            gid_index: known.gid_index,
+            flow_label: class_and_flow & 0xf_ffff,
+            hop_limit: known.hop_limit,
+            // CAST: Eight bits are left.
+            traffic_class: (class_and_flow >> 20 & 0xff) as u8,
+        }
+    }
+
+    /// Takes a copy, to find the way back later.
+    pub(crate) fn to_owned(&self) -> Source {
+        // SAFETY: Both are plain memory; the completion's pointers are not followed any more.
         unsafe {
-            to_result(bindings::ib_init_ah_attr_from_wc(
-                (*self.agent).device,
-                u32::from((*self.agent).port_num),
-                self.wc,
-                self.grh,
-                attr,
-            ))?;
-            let grh = &*bindings::rdma_ah_read_grh(attr);
-            let global = GlobalRoute {
-                gid: *grh.dgid.raw,
-                gid_index: grh.sgid_index,
-                flow_label: grh.flow_label,
-                hop_limit: grh.hop_limit,
-                traffic_class: grh.traffic_class,
-            };
-            bindings::rdma_destroy_ah_attr(attr);
-            Ok(Some(global))
+            Source {
+                key: self.key(),
+                wc: core::ptr::read(self.wc),
+                grh: core::ptr::read(self.grh),
+            }
         }
+    }
+}
+
+/// What of a way back stays the same for all MADs of a sender.
+#[derive(Clone, Copy)]
+pub(crate) struct Known {
+    /// Index of the own GID.
+    pub(crate) gid_index: u8,
+    /// Hop limit.
+    pub(crate) hop_limit: u8,
+}
+
+/// A sender and what it sent to, as far as the way back depends on them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SourceKey {
+    gid: [u8; 16],
+    own_gid: [u8; 16],
+    /// Kind of network and VLAN.
+    kind: u32,
+}
+
+impl SourceKey {
+    /// The GID that was sent to.
+    pub(crate) fn own_gid(&self) -> &[u8; 16] {
+        &self.own_gid
+    }
+
+    /// All of it, in a few words: two keys with the same words are the same.
+    pub(crate) fn words(&self) -> [u64; 5] {
+        let [a, b, c, d, e, f, g, h, low @ ..] = self.gid;
+        let [i, j, k, l, m, n, o, p, own_low @ ..] = self.own_gid;
+        [
+            u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+            u64::from_ne_bytes(low),
+            u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
+            u64::from_ne_bytes(own_low),
+            u64::from(self.kind),
+        ]
+    }
+}
+
+/// The sender of a MAD whose way back is not known yet.
+pub(crate) struct Source {
+    key: Option<SourceKey>,
+    wc: bindings::ib_wc,
+    grh: bindings::ib_grh,
+}
+
+// SAFETY: Plain memory: the completion's pointers are not followed.
+unsafe impl Send for Source {}
+// SAFETY: As above.
+unsafe impl Sync for Source {}
+
+impl Source {
+    /// What it can be told by from other senders, if that is plain to see.
+    pub(crate) fn key(&self) -> Option<&SourceKey> {
+        self.key.as_ref()
+    }
+
+    /// Finds the way back, which may take up to about a second.
+    ///
+    /// # Errors
+    ///
+    /// What `ib_init_ah_attr_from_wc` says, if there is no way back.
+    pub(crate) fn find(&self, device: &LiveDevice, port: u32) -> Result<GlobalRoute> {
+        // SAFETY: The device is there while the reference is.
+        unsafe { find_way_back(device.as_raw(), port, &self.wc, &self.grh) }
+    }
+}
+
+fn gid_bytes(gid: &bindings::ib_gid) -> [u8; 16] {
+    // SAFETY: All members of the union are 16 plain bytes.
+    unsafe { *gid.raw }
+}
+
+/// # Safety
+///
+/// `device` must be there, with such a port.
+unsafe fn find_way_back(
+    device: *mut bindings::ib_device,
+    port: u32,
+    wc: &bindings::ib_wc,
+    grh: &bindings::ib_grh,
+) -> Result<GlobalRoute> {
+    let mut attr = bindings::rdma_ah_attr::default();
+    let attr = &raw mut attr;
+    // SAFETY: By the caller; completion and GRH are valid, and `attr` outlives the calls. Its reference
+    // to a GID is put again.
+    unsafe {
+        to_result(bindings::ib_init_ah_attr_from_wc(
+            device, port, wc, grh, attr,
+        ))?;
+        let grh = &*bindings::rdma_ah_read_grh(attr);
+        let global = GlobalRoute {
+            gid: gid_bytes(&grh.dgid),
+            gid_index: grh.sgid_index,
+            flow_label: grh.flow_label,
+            hop_limit: grh.hop_limit,
+            traffic_class: grh.traffic_class,
+        };
+        bindings::rdma_destroy_ah_attr(attr);
+        Ok(global)
     }
 }

@@ -30,6 +30,7 @@ use kernel::{
         to_result, //
     },
     prelude::*,
+    sync::Arc,
     types::ForeignOwnable, //
 };
 
@@ -104,23 +105,18 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
         unsafe { slice::from_raw_parts_mut((*self.buf.as_ptr()).mad.cast(), len) }
     }
 
-    /// Copies the data of an RMPP MAD into its segments; what is too much for them is left out.
-    pub(crate) fn copy_segments(&mut self, data: &[u8]) {
+    /// The segments for the data of an RMPP MAD, one after the other; none of another MAD.
+    pub(crate) fn segments_mut(&mut self) -> SegmentsMut<'_> {
         let buf = self.buf.as_ptr();
         // SAFETY: By the type invariant.
-        let (count, seg_size) = unsafe { ((*buf).seg_count, (*buf).seg_size) };
-        let Ok(seg_size) = usize::try_from(seg_size) else {
-            return;
-        };
-        if !self.shape.rmpp || seg_size == 0 {
-            return;
-        }
-        for (num, chunk) in (1..=count).zip(data.chunks(seg_size)) {
-            // SAFETY: The buffer has segments 1..=seg_count, each of `seg_size` bytes.
-            unsafe {
-                let segment = bindings::ib_get_rmpp_segment(buf, num).cast::<u8>();
-                core::ptr::copy_nonoverlapping(chunk.as_ptr(), segment, chunk.len());
-            }
+        let (count, len) = unsafe { ((*buf).seg_count, (*buf).seg_size) };
+        // INVARIANT: The buffer has segments 1..=seg_count, each of `seg_size` bytes.
+        SegmentsMut {
+            buf,
+            next: 1,
+            last: if self.shape.rmpp { count } else { 0 },
+            len: usize::try_from(len).unwrap_or(0),
+            _mad: PhantomData,
         }
     }
 
@@ -133,7 +129,7 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
     /// What `ib_post_send_mad` says, and `send` back: the handler is not called for it.
     pub(crate) fn post(
         self,
-        ah: AddressHandle<'a>,
+        ah: Arc<AddressHandle>,
         timeout_ms: u32,
         retries: u32,
         send: H::Send,
@@ -148,7 +144,8 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
         // SAFETY: By the type invariant, the buffer is ours until it is posted. `ib_mad` takes the bits
         // of `timeout_ms` as unsigned again.
         unsafe {
-            (*buf).ah = ah.into_raw();
+            (*buf).ah = ah.as_raw();
+            (*buf).context[1] = ah.into_foreign();
             (*buf).timeout_ms = timeout_ms.cast_signed_bits();
             (*buf).retries = retries.cast_signed_bits();
             (*buf).context[0] = send.into_foreign();
@@ -159,15 +156,45 @@ impl<'a, H: MadHandler> SendMad<'a, H> {
             Err(e) => {
                 // SAFETY: The send was refused, so all of it is ours again.
                 let send = unsafe {
-                    let ah = NonNull::new((*buf).ah);
+                    let ah = Arc::<AddressHandle>::from_foreign((*buf).context[1]);
                     let send = H::Send::from_foreign((*buf).context[0]);
                     bindings::ib_free_send_mad(buf);
-                    drop(ah.map(|ah| AddressHandle::from_raw(ah)));
+                    drop(ah);
                     send
                 };
                 Err((e, send))
             }
         }
+    }
+}
+
+/// Iterates over the segments of a MAD that is not sent yet.
+///
+/// # Invariants
+///
+/// `buf` has segments `next..=last`, each of `len` bytes, and nobody else uses them for `'a`.
+pub(crate) struct SegmentsMut<'a> {
+    buf: *mut bindings::ib_mad_send_buf,
+    next: c_int,
+    last: c_int,
+    len: usize,
+    _mad: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Iterator for SegmentsMut<'a> {
+    type Item = &'a mut [u8];
+
+    fn next(&mut self) -> Option<&'a mut [u8]> {
+        if self.next > self.last {
+            return None;
+        }
+        // SAFETY: By the type invariant; each segment is handed out once.
+        let segment = unsafe {
+            let segment = bindings::ib_get_rmpp_segment(self.buf, self.next);
+            slice::from_raw_parts_mut(segment.cast(), self.len)
+        };
+        self.next += 1;
+        Some(segment)
     }
 }
 

@@ -105,6 +105,16 @@ build_demo() {
 	step_end 'built'
 }
 
+# build_bench: what "make bench" does in the guest
+build_bench() {
+	local command=()
+	step 'Benchmark'
+	mkdir -p "$TARGET"
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" --package umad-bench)
+	run bench "${command[@]}"
+	step_end 'built'
+}
+
 # build_tests: demo, selftests, and the 32-bit ABI checks; and the list of areas
 build_tests() {
 	local command=() manifest=$TOP/tests/Cargo.toml f

@@ -33,13 +33,19 @@ share() {
 
 # guest_options ACCEL: QEMU's options, one a line
 guest_options() {
+	local cpus=2
 	case $1 in
 	kvm) printf '%s\n' -accel kvm -cpu host ;;
 	# 5-level page tables of an emulated processor trouble some kernels.
 	tcg) printf '%s\n' -accel tcg,thread=multi -cpu max,la57=off ;;
+	# The guest's time is the number of instructions that it has executed; idle time costs nothing.
+	icount)
+		cpus=1
+		printf '%s\n' -accel tcg,thread=single -icount shift=0,sleep=off -cpu max,la57=off
+		;;
 	esac
 	# After an oops nothing that the guest says is worth the wait, unless it is what one waits for: end at once.
-	printf '%s\n' -smp 2 -m "${UMAD_GUEST_MEMORY:-2G}" -display none -nic none -no-reboot \
+	printf '%s\n' -smp "$cpus" -m "${UMAD_GUEST_MEMORY:-2G}" -display none -nic none -no-reboot \
 		-kernel "$KERNEL/boot/vmlinuz" -initrd "$INITRD" \
 		-append "console=ttyS0 panic=-1${GUEST_LIVES_ON:- oops=panic} quiet loglevel=3 log_buf_len=16M no_timer_check"
 	share root "$ROOT" ro

@@ -24,6 +24,7 @@ use crate::{
             Operations,
             Positioning, //
         },
+        user::UserBytes,
         wait::{
             PollEvents,
             PollTable, //
@@ -260,8 +261,8 @@ impl Operations for ControlFile {
 
     /// Errors: `EINVAL` if it is no frame, or there is no such port; `ENODEV` if there is no device;
     /// `ESRCH` if nobody waits for an answer.
-    fn write(file: ArcBorrow<'_, Self>, buf: UserSliceReader) -> Result<usize> {
-        file.take_frame(buf)
+    fn write(file: ArcBorrow<'_, Self>, buf: UserBytes) -> Result<usize> {
+        file.take_frame(buf.reader())
     }
 
     fn poll(file: ArcBorrow<'_, Self>, table: &PollTable<'_>) -> PollEvents {
