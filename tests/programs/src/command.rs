@@ -194,6 +194,20 @@ fn kill(child: &mut Child) -> Outcome {
     Ok(())
 }
 
+/// Runs a command again and again until it says something: for a server that does not tell when it is
+/// ready.
+pub fn run_until(command: &str, says: &str) -> Outcome {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let last = run(command)?.says(says);
+        match last {
+            Ok(_) => return Ok(()),
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(50)),
+            Err(why) => return Err(why),
+        }
+    }
+}
+
 /// A program that stays until it is told to go. Dropping it kills it.
 #[derive(Debug)]
 pub struct Running {
@@ -334,6 +348,7 @@ mod tests {
         assert!(ended.ok().is_err());
         let killed = run("sh -c 'kill -9 $$'").expect("it runs");
         assert_eq!(killed.status, "signal 9");
+        assert!(run_until("echo ready", "ready").is_ok());
     }
 
     #[test]

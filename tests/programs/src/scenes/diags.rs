@@ -2,10 +2,8 @@
 
 //! A small fabric that a subnet manager has brought up: the programs that look at it.
 
-use std::time::Duration;
-
 use ktap::{ensure, ensure_eq, Outcome};
-use programs::command::{run, Ended, Running, LIMIT};
+use programs::command::{run, run_until, Ended, Running, LIMIT};
 use programs::fabric::{folder, Cabled};
 use programs::opensm::{OpenSm, Options, SWEEP};
 use programs::report::{Scene, Seen};
@@ -325,7 +323,7 @@ pub fn scene() -> Scene<World> {
         let (a, b) = (fabric.a.ibdev.clone(), fabric.b.ibdev.clone());
         let (_, lid) = world.lids()?;
         let server = Running::start(&format!("ibping -S -C {b}"), &folder("ibping")?.join("log"))?;
-        // The server says nothing when it is ready: the first ones may get lost.
+        run_until(&format!("ibping -C {a} -t 2000 -c 1 {lid}"), " 1 received")?;
         let ended = run(&format!("ibping -C {a} -t 2000 -f -c 100 {lid}"))?.ok()?;
         ensure!(
             ended
@@ -346,7 +344,7 @@ pub fn scene() -> Scene<World> {
             &format!("ibsysstat -S -C {b}"),
             &folder("ibsysstat")?.join("log"),
         )?;
-        std::thread::sleep(Duration::from_millis(500));
+        run_until(&format!("ibsysstat -t 2000 -C {a} {lid} host"), "guest")?;
         for (operation, says) in [
             ("ping", "sysstat ping succeeded"),
             ("host", "guest"),

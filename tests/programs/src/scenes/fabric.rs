@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use ktap::{ensure, ensure_eq, wait_until, Outcome};
-use programs::command::{run, run_for, Running, LIMIT};
+use programs::command::{run, run_for, run_until, Running, LIMIT};
 use programs::fabric::folder;
 use programs::opensm::{OpenSm, Options};
 use programs::report::{Scene, Seen};
@@ -158,6 +158,10 @@ pub fn medium() -> Scene<World> {
         |_, seen| {
             let lid = Simulated::local(1).lid()?;
             let server = Running::start("ibping -S -C vhca1", &folder("ibping")?.join("log"))?;
+            run_until(
+                &format!("ibping -C vhca0 -t 3000 -c 1 {lid}"),
+                " 1 received",
+            )?;
             let ended = run(&format!("ibping -C vhca0 -t 3000 -f -c 1000 {lid}"))?.ok()?;
             drop(server);
             ended.says("1000 packets transmitted, 1000 received")?;
