@@ -46,8 +46,7 @@ use crate::{
     outstanding::{
         self,
         Outstanding,
-        Room,
-        Unneeded, //
+        Room, //
     },
     packet::{
         Packet,
@@ -575,11 +574,10 @@ impl UmadFile {
     /// A send was refused by `ib_mad`.
     pub(crate) fn abort_send(&self, send: &Packet) {
         let mut inner = self.inner.lock();
-        let unneeded = inner.end_send(send);
+        inner.end_send(send);
         inner.under_way.end(send.send_cost());
         inner.counters.sent -= 1;
         drop(inner);
-        drop(unneeded);
     }
 
     /// A send is completed. Called by handlers.
@@ -590,7 +588,7 @@ impl UmadFile {
         };
         let packet = ListArc::from(packet);
         let mut inner = self.inner.lock();
-        let unneeded = inner.end_send(&packet);
+        inner.end_send(&packet);
         inner.under_way.end(packet.send_cost());
         let rejected = if status == SendStatus::TimedOut {
             inner.counters.timed_out += 1;
@@ -598,7 +596,7 @@ impl UmadFile {
         } else {
             Some(packet)
         };
-        self.unlock_and_wake(inner, rejected, unneeded);
+        self.unlock_and_wake(inner, rejected);
     }
 
     /// The way back to the sender of a MAD that came with a GRH, as far as it can be told without
@@ -643,9 +641,11 @@ impl UmadFile {
             }
             return;
         }
-        let unneeded = request.and_then(|request| inner.end_send(request));
+        if let Some(request) = request {
+            inner.end_send(request);
+        }
         let rejected = inner.queue_received(packet);
-        file.unlock_and_wake(inner, rejected, unneeded);
+        file.unlock_and_wake(inner, rejected);
     }
 
     /// Queues all arrivals, once their way back is found.
@@ -659,7 +659,7 @@ impl UmadFile {
             };
             let mut inner = self.inner.lock();
             let rejected = inner.queue_received(packet);
-            self.unlock_and_wake(inner, rejected, None);
+            self.unlock_and_wake(inner, rejected);
         }
     }
 
@@ -690,14 +690,12 @@ impl UmadFile {
         &self,
         inner: Guard<'_, Inner, SpinLockBackend>,
         rejected: Option<ListArc<Packet>>,
-        unneeded: Option<Unneeded>,
     ) {
         drop(inner);
         if rejected.is_none() {
             self.wake_for_packet();
         }
         drop(rejected);
-        drop(unneeded);
     }
 
     /// Takes the oldest packet, if there is one.
@@ -819,13 +817,11 @@ impl Inner {
     }
 
     /// Ends a send for those who ask whether it is outstanding.
-    fn end_send(&mut self, send: &Packet) -> Option<Unneeded> {
-        let key = send.key()?;
-        if !send.is_outstanding() {
-            return None;
+    fn end_send(&mut self, send: &Packet) {
+        if let (Some(key), true) = (send.key(), send.is_outstanding()) {
+            send.set_outstanding(false);
+            self.outstanding.remove(key);
         }
-        send.set_outstanding(false);
-        Some(self.outstanding.remove(key))
     }
 }
 

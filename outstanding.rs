@@ -205,8 +205,6 @@ const GONE: u64 = u64::MAX;
 
 /// Places of a file's first table.
 pub(crate) const FIRST_PLACES: usize = 32;
-/// A table with more places is given up when it is empty.
-const LARGE: usize = 1024;
 /// So many places of the former table are emptied with each send.
 const STEPS: usize = 16;
 
@@ -333,15 +331,10 @@ impl Outstanding {
         }
     }
 
-    /// Takes a send off the list.
-    pub(crate) fn remove(&mut self, key: &SendKey) -> Unneeded {
-        let mut unneeded = None;
+    /// Takes a send off the list. The table keeps its places: who had many sends outstanding will again.
+    pub(crate) fn remove(&mut self, key: &SendKey) {
         if !self.table.subtract(key) {
             self.remove_former(key);
-        } else if self.table.taken == 0 && self.former.places() == 0 && self.table.places() > LARGE
-        {
-            unneeded = Some(core::mem::replace(&mut self.table, Table::new()));
         }
-        Unneeded { _table: unneeded }
     }
 }
