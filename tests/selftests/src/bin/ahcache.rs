@@ -153,8 +153,10 @@ fn routes(area: &mut ktap::Area<'_>) {
         let b = &net.rxe.b.netdev;
         net.settle(&to)?;
         for hop_limit in [9, 200, 64] {
+            // Not "replace", which would take the first route of that prefix, another device's.
+            run(&format!("ip -6 route del fe80::/64 dev {b}"))?;
             run(&format!(
-                "ip -6 route replace fe80::/64 dev {b} metric 256 hoplimit {hop_limit}"
+                "ip -6 route append fe80::/64 dev {b} metric 256 hoplimit {hop_limit}"
             ))?;
             let got = net.deliver(&to)?.address().grh.ok_or("no GRH")?;
             ensure_eq!(got.hop_limit, hop_limit);
