@@ -206,8 +206,19 @@ impl Fabric {
         self.nodes.iter().find(is)
     }
 
-    /// How many nodes can be reached from one.
-    pub fn reach(&self, from: &Node) -> usize {
+    /// Leaves out the nodes that cannot be reached from one. Says how many.
+    pub fn keep_reachable(&mut self, from: &str) -> usize {
+        let reached: HashSet<String> = match self.find(from) {
+            Some(node) => self.reach(node).into_iter().map(str::to_owned).collect(),
+            None => return 0,
+        };
+        let before = self.nodes.len();
+        self.nodes.retain(|node| reached.contains(&node.id));
+        before - self.nodes.len()
+    }
+
+    /// The ids of the nodes that can be reached from one, itself among them.
+    pub fn reach<'a>(&'a self, from: &'a Node) -> HashSet<&'a str> {
         let by_id: HashMap<&str, &Node> = self.nodes.iter().map(|node| (&*node.id, node)).collect();
         let mut seen = HashSet::from([&*from.id]);
         let mut todo = vec![from];
@@ -220,7 +231,7 @@ impl Fabric {
                 }
             }
         }
-        seen.len()
+        seen
     }
 }
 
@@ -325,12 +336,16 @@ mod tests {
             assert_eq!(fabric.find(name).map(|node| &node.id), Some(&id));
         }
         assert!(fabric.find("nobody").is_none());
-        assert_eq!(fabric.reach(fabric.places()[0]), 6);
+        assert_eq!(fabric.reach(fabric.places()[0]).len(), 6);
+        let other = fabric.places()[1].id.clone();
+        assert_eq!(fabric.keep_reachable(&other), 0);
+        // The cable between host and leaf.
         for node in &mut fabric.nodes {
-            if node.id == id {
-                node.links.clear();
-            }
+            node.links
+                .retain(|_, link| node.id != id && link.node != id);
         }
         assert_eq!(fabric.places().len(), 2);
+        assert_eq!(fabric.keep_reachable(&other), 1);
+        assert_eq!((fabric.nodes.len(), fabric.check()), (5, Ok(())));
     }
 }

@@ -110,16 +110,11 @@ fn run(command: Command) -> Result<String, String> {
     }
     let first = places
         .first()
-        .and_then(|id| fabric.find(id))
         .ok_or("there is no channel adapter with a cable in its port 1")?;
-    let reached = fabric.reach(first);
-    if reached < fabric.nodes.len() {
-        eprintln!(
-            "{} of {} nodes have no way to \"{}\"",
-            fabric.nodes.len() - reached,
-            fabric.nodes.len(),
-            first.description
-        );
+    let left_out = fabric.keep_reachable(first);
+    if left_out > 0 {
+        eprintln!("{left_out} nodes are left out, as they have no way to {first}");
+        places.retain(|id| fabric.find(id).is_some());
     }
     let changed = fabric.part_guids();
     if changed > 0 {
