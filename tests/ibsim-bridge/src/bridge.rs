@@ -61,6 +61,8 @@ pub struct Bridge {
     port: Port,
     /// Whether the port of the device is marked IsSM.
     is_sm: bool,
+    /// ibsim does not know that yet.
+    is_sm_untold: bool,
     tids: Tids,
     agent: Agent,
     loss: Loss,
@@ -112,6 +114,7 @@ impl Bridge {
             fabric: None,
             port: Port::default(),
             is_sm: false,
+            is_sm_untold: false,
             tids: Tids::new(TIDS),
             agent: Agent::default(),
             loss: Loss::new(options.loss, options.seed),
@@ -267,6 +270,7 @@ impl Bridge {
             self.agent.learn(&smp);
         }
         fabric.set_is_sm(self.is_sm)?;
+        self.is_sm_untold = false;
         self.fabric = Some(fabric);
         self.stats.connections += 1;
         self.set_port(node.port(), false)
@@ -287,6 +291,7 @@ impl Bridge {
 
     // Asks ibsim for the port. Nothing overtakes the answer, but for what came in front of it.
     fn poll_port(&mut self) -> Result<(), Error> {
+        self.tell_is_sm()?;
         let Some(fabric) = &mut self.fabric else {
             return Ok(());
         };
@@ -438,11 +443,18 @@ impl Bridge {
             return Ok(());
         }
         self.is_sm = is_sm;
+        self.is_sm_untold = true;
         self.stats.is_sm = is_sm.into();
-        match &mut self.fabric {
-            Some(fabric) => fabric.set_is_sm(is_sm),
-            None => Ok(()),
+        self.tell_is_sm()
+    }
+
+    // If ibsim does not answer, it is told again with the next poll.
+    fn tell_is_sm(&mut self) -> Result<(), Error> {
+        if let Some(fabric) = self.fabric.as_mut().filter(|_| self.is_sm_untold) {
+            fabric.set_is_sm(self.is_sm)?;
+            self.is_sm_untold = false;
         }
+        Ok(())
     }
 
     fn ask(&mut self, frame: &Frame) -> Result<(), Error> {
