@@ -250,6 +250,22 @@ Ca\t2 \"H-0000000000000202\"\t\t# \"node-2 mlx5_0\"
         );
     }
 
+    /// What ibnetdiscover printed of a fabric with 24 nodes.
+    const PRINTED: &str = include_str!("../fixtures/24-nodes.ibnetdiscover");
+
+    #[test]
+    fn what_ibnetdiscover_printed() {
+        let (fabric, notes) = read(PRINTED).expect("it is fine");
+        assert!(notes.is_empty(), "{notes:?}");
+        assert_eq!(
+            (fabric.count(Kind::Switch), fabric.count(Kind::Ca)),
+            (3, 21)
+        );
+        assert_eq!(fabric.cables(), 57);
+        assert_eq!(fabric.places()[0].description, "node-0001 hca-1");
+        assert_eq!(fabric.reach(&fabric.nodes[0]).len(), 24);
+    }
+
     fn why(from: &str, to: &str) -> String {
         assert!(SMALL.contains(from), "{from}");
         let broken = SMALL.replacen(from, to, 1);
