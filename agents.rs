@@ -334,3 +334,123 @@ impl MadHandler for Handler {
         }
     }
 }
+
+#[kunit_tests(umad_agents)]
+mod tests {
+    use super::*;
+
+    /// Reserves an id, with more slots if need be.
+    fn reserve(table: &mut AgentTable) -> Result<Seat> {
+        loop {
+            match table.reserve() {
+                Reserved::Seat(seat) => return Ok(seat),
+                Reserved::NeedsSlots => drop(table.enlarge(Slots::new(table.is_new())?)),
+                Reserved::Full => return Err(ENOSPC),
+            }
+        }
+    }
+
+    /// Reserves all ids; says whether they came in order.
+    fn fill(table: &mut AgentTable) -> bool {
+        (0..MAX_AGENTS).all(|id| reserve(table).is_ok_and(|seat| seat.id().index() == id))
+    }
+
+    #[test]
+    fn ids_come_lowest_first_and_end_at_32() {
+        let mut table = AgentTable::new();
+        assert!(fill(&mut table));
+        assert!(matches!(table.reserve(), Reserved::Full));
+    }
+
+    #[test]
+    fn more_slots_keep_what_is_there() -> Result {
+        let mut table = AgentTable::new();
+        assert!(matches!(table.reserve(), Reserved::NeedsSlots));
+        let first = reserve(&mut table)?;
+        drop(table.enlarge(Slots::new(false)?));
+        // Fewer are no use.
+        drop(table.enlarge(Slots::new(true)?));
+        assert!(table.is_seated(first));
+        assert_eq!(reserve(&mut table)?.id().index(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn an_id_that_is_given_back_is_the_next() -> Result {
+        let mut table = AgentTable::new();
+        assert!(fill(&mut table));
+        let seat = Seat::new(AgentId::from_user(5)?, 1);
+        table.cancel(seat);
+        assert!(!table.is_seated(seat));
+        let next = reserve(&mut table)?;
+        assert_eq!(next.id().index(), 5);
+        assert!(seat.precedes(next));
+        assert!(matches!(table.reserve(), Reserved::Full));
+        Ok(())
+    }
+
+    #[test]
+    fn an_old_seat_cannot_give_back_a_new_one() -> Result {
+        let mut table = AgentTable::new();
+        let old = reserve(&mut table)?;
+        table.cancel(old);
+        let new = reserve(&mut table)?;
+        table.cancel(old);
+        assert!(table.is_seated(new));
+        assert!(!table.is_seated(old));
+        Ok(())
+    }
+
+    #[test]
+    fn packets_stay_readable_until_the_id_is_told_again() -> Result {
+        let mut table = AgentTable::new();
+        let old = reserve(&mut table)?;
+        table.confirm(old);
+        assert!(table.is_readable(old));
+        // As if the agent had lived and were gone.
+        if let Some(slot) = table.slot_mut(old.id()) {
+            slot.state = State::Free;
+        }
+        assert!(table.is_readable(old));
+        let new = reserve(&mut table)?;
+        assert_eq!(new.id().index(), old.id().index());
+        assert!(table.is_readable(old));
+        table.confirm(new);
+        assert!(!table.is_readable(old));
+        assert!(table.is_readable(new));
+        Ok(())
+    }
+
+    #[test]
+    fn packets_of_an_undone_registration_are_never_read() -> Result {
+        let mut table = AgentTable::new();
+        let undone = reserve(&mut table)?;
+        assert!(table.is_readable(undone));
+        table.cancel(undone);
+        assert!(!table.is_readable(undone));
+        Ok(())
+    }
+
+    #[test]
+    fn a_reserved_seat_has_no_agent_yet() -> Result {
+        let mut table = AgentTable::new();
+        let seat = reserve(&mut table)?;
+        assert!(table.is_seated(seat));
+        assert!(table.get(seat.id()).is_none());
+        assert!(table.take(seat.id()).is_none());
+        assert!(table.has_kernel_rmpp(seat.id()).is_none());
+        // Not taken out by the attempt.
+        assert!(table.is_seated(seat));
+        Ok(())
+    }
+
+    #[test]
+    fn eviction_ends_reservations() -> Result {
+        let mut table = AgentTable::new();
+        let seat = reserve(&mut table)?;
+        table.evict().retire();
+        assert!(!table.is_seated(seat));
+        assert!(!table.is_readable(seat));
+        Ok(())
+    }
+}

@@ -57,3 +57,30 @@ pub(crate) fn is_room_for(cost: usize, packets: usize, unread: usize) -> bool {
     packets <= MAX_UNREAD_PACKETS
         && unread.saturating_add(cost) <= module_parameters::max_unread.value()
 }
+
+#[kernel::prelude::kunit_tests(umad_bounds)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_do_not_overflow() {
+        assert_eq!(send_cost(usize::MAX), usize::MAX);
+        assert_eq!(received_cost(usize::MAX, usize::MAX), usize::MAX);
+        assert!(!is_message_allowed(usize::MAX));
+        assert!(!are_sends_allowed(usize::MAX));
+        assert!(!is_room_for(usize::MAX, 0, 1));
+    }
+
+    #[test]
+    fn what_is_exactly_at_a_bound_is_allowed() {
+        let max_message = module_parameters::max_message.value();
+        assert!(is_message_allowed(max_message) && !is_message_allowed(max_message + 1));
+        let max_outstanding = module_parameters::max_outstanding.value();
+        assert!(are_sends_allowed(max_outstanding) && !are_sends_allowed(max_outstanding + 1));
+        let max_unread = module_parameters::max_unread.value();
+        assert!(is_room_for(max_unread, 0, 0) && is_room_for(1, 0, max_unread - 1));
+        assert!(!is_room_for(2, 0, max_unread - 1));
+        assert!(is_room_for(0, MAX_UNREAD_PACKETS, 0));
+        assert!(!is_room_for(0, MAX_UNREAD_PACKETS + 1, 0));
+    }
+}

@@ -338,3 +338,157 @@ impl Outstanding {
         }
     }
 }
+
+#[kunit_tests(umad_outstanding)]
+mod tests {
+    use super::*;
+    use crate::rdma::mad::MAD_HDR_LEN;
+    use zerocopy::FromZeros;
+
+    /// The key of a request, or of a response, to a LID, or to a GID that ends in `gid`.
+    fn key(is_response: bool, class: u8, tid: u64, lid: u16, gid: Option<u8>) -> SendKey {
+        let mut mad = [0; MAD_HDR_LEN];
+        let [_, mgmt_class, _, _, _, _, _, _, at_tid @ .., _, _, _, _, _, _, _, _] = &mut mad;
+        *mgmt_class = class;
+        *at_tid = tid.to_be_bytes();
+        let mut header = PacketHeader::new_zeroed();
+        header.lid_be = lid.to_be();
+        if let Some(gid) = gid {
+            header.grh_present = 1;
+            let [.., last] = &mut header.gid;
+            *last = gid;
+        }
+        SendKey::new(&header, &MadHeader::from_array(mad), is_response)
+    }
+
+    fn request(tid: u64) -> SendKey {
+        key(false, 0x30, tid, 1, None)
+    }
+
+    /// Lists a send as a writer does: with more room first, if that is wanted.
+    fn insert(sends: &mut Outstanding, key: SendKey) -> Result {
+        let places = sends.wanted_places();
+        if places > 0 {
+            drop(sends.enlarge(Room::new(places)?));
+        }
+        drop(sends.insert(key)?);
+        Ok(())
+    }
+
+    #[test]
+    fn requests_differ_by_transaction_id_and_class() {
+        let one = request(7);
+        assert!(one.is_same(&key(false, 0x30, 7, 2, Some(3))));
+        assert!(!one.is_same(&request(8)));
+        assert!(!one.is_same(&request(7 | 1 << 32)));
+        assert!(!one.is_same(&key(false, 0x31, 7, 1, None)));
+    }
+
+    #[test]
+    fn responses_differ_by_destination_as_well() {
+        let one = key(true, 0x30, 7, 1, None);
+        assert!(one.is_same(&key(true, 0x30, 7, 1, None)));
+        assert!(!one.is_same(&key(true, 0x30, 7, 2, None)));
+        assert!(!one.is_same(&request(7)));
+        let routed = key(true, 0x30, 7, 1, Some(9));
+        assert!(!routed.is_same(&one));
+        // With a GRH the LID is only the way.
+        assert!(routed.is_same(&key(true, 0x30, 7, 2, Some(9))));
+        assert!(!routed.is_same(&key(true, 0x30, 7, 1, Some(8))));
+    }
+
+    #[test]
+    fn sends_of_one_key_are_counted() -> Result {
+        let mut sends = Outstanding::new();
+        let key = request(7);
+        assert!(!sends.contains(&key));
+        for _ in 0..3 {
+            insert(&mut sends, key)?;
+        }
+        for _ in 0..2 {
+            drop(sends.remove(&key));
+            assert!(sends.contains(&key));
+        }
+        drop(sends.remove(&key));
+        assert!(!sends.contains(&key));
+        // One that is not listed.
+        drop(sends.remove(&key));
+        assert!(!sends.contains(&key));
+        Ok(())
+    }
+
+    #[test]
+    fn without_room_a_send_is_refused_and_the_others_stay() -> Result {
+        let mut sends = Outstanding::new();
+        assert!(sends.insert(request(0)).is_err());
+        assert!(!sends.contains(&request(0)));
+        drop(sends.enlarge(Room::new(FIRST_PLACES)?));
+        let listed = (0..1000)
+            .take_while(|tid| sends.insert(request(*tid)).is_ok())
+            .count();
+        assert!(listed >= FIRST_PLACES / 2 && listed < FIRST_PLACES);
+        assert_eq!(
+            (0..1000)
+                .filter(|tid| sends.contains(&request(*tid)))
+                .count(),
+            listed
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_room_that_came_too_late_changes_nothing() -> Result {
+        let mut sends = Outstanding::new();
+        drop(sends.enlarge(Room::new(FIRST_PLACES)?));
+        drop(sends.insert(request(1))?);
+        drop(sends.enlarge(Room::new(FIRST_PLACES)?));
+        drop(sends.enlarge(Room::new(FIRST_PLACES * 4)?));
+        assert!(sends.contains(&request(1)));
+        Ok(())
+    }
+
+    /// Sends come and go at random, while the table grows; a plain list of counts is the measure.
+    #[test]
+    fn it_agrees_with_a_list_of_counts() -> Result {
+        const KEYS: usize = 600;
+        let mut counts = KVec::with_capacity(KEYS, GFP_KERNEL)?;
+        counts.extend_with(KEYS, 0u32, GFP_KERNEL)?;
+        let mut sends = Outstanding::new();
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut wrong = 0;
+        for step in 0..6000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            // First mostly more, then mostly fewer. CAST: Small numbers.
+            let add = random >> 60 < if step < 3000 { 11 } else { 5 };
+            let tid = (random >> 20) % KEYS as u64;
+            let Some(count) = counts.get_mut(tid as usize) else {
+                return Err(EINVAL);
+            };
+            if add {
+                insert(&mut sends, request(tid))?;
+                *count += 1;
+            } else {
+                drop(sends.remove(&request(tid)));
+                *count = count.saturating_sub(1);
+            }
+            wrong += usize::from(sends.contains(&request(tid)) != (*count > 0));
+            if step % 500 == 0 {
+                wrong += (0..)
+                    .zip(counts.iter())
+                    .filter(|(tid, count)| sends.contains(&request(*tid)) != (**count > 0))
+                    .count();
+            }
+        }
+        assert_eq!(wrong, 0);
+        for (tid, count) in (0..).zip(counts.iter()) {
+            for _ in 0..*count {
+                drop(sends.remove(&request(tid)));
+            }
+        }
+        assert!(!(0..KEYS as u64).any(|tid| sends.contains(&request(tid))));
+        assert_eq!(sends.table.taken, 0);
+        Ok(())
+    }
+}

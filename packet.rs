@@ -382,3 +382,65 @@ fn write_part(to: &mut UserSliceWriter, part: &[u8]) -> Result {
         _ => to.write_slice(part),
     }
 }
+
+#[kunit_tests(umad_packet)]
+pub(crate) mod tests {
+    use super::*;
+    use kernel::uaccess::{
+        UserPtr,
+        UserSlice, //
+    };
+    use zerocopy::FromZeros;
+
+    /// A send that got no response, with this transaction id.
+    pub(crate) fn unanswered(seat: Seat, tid: u64) -> Result<ListArc<Packet>> {
+        let mut mad = [0; MAD_HDR_LEN];
+        let [_, _, _, _, _, _, _, _, at_tid @ .., _, _, _, _, _, _, _, _] = &mut mad;
+        *at_tid = tid.to_be_bytes();
+        let mad = MadHeader::from_array(mad);
+        let header = PacketHeader::new_zeroed();
+        let key = SendKey::new(&header, &mad, false);
+        let packet = Packet::sent(Packet::memory()?, seat, &header, mad, key, 0)?;
+        Arc::into_unique_or_drop(packet)
+            .map(ListArc::from)
+            .ok_or(EBUSY)
+    }
+
+    /// The transaction id of a send.
+    pub(crate) fn tid(packet: &Packet) -> Option<u64> {
+        match &packet.body {
+            Body::Sent(sent) => Some(sent.header.tid()),
+            Body::Received(_) => None,
+        }
+    }
+
+    /// Room for `len` bytes where no program may write: what passes the checks of length ends in
+    /// `EFAULT`, and nothing is written.
+    fn out_of_reach(len: usize) -> UserSliceWriter {
+        UserSlice::new(UserPtr::from_addr(usize::MAX - (1 << 20)), len).writer()
+    }
+
+    #[test]
+    fn a_timeout_needs_room_for_header_and_mad_header() -> Result {
+        let packet = unanswered(Seat::new(crate::seat::AgentId::from_user(0)?, 1), 7)?;
+        for (layout, len) in [(Layout::Old, 56 + 24), (Layout::PKeyIndex, 64 + 24)] {
+            for short in [0, 1, len - 1] {
+                assert!(packet.copy_to(out_of_reach(short), layout) == Err(EINVAL));
+            }
+            for enough in [len, len + 1, 64 + 256] {
+                assert!(packet.copy_to(out_of_reach(enough), layout) == Err(EFAULT));
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_send_has_a_key_and_is_not_outstanding_by_itself() -> Result {
+        let packet = unanswered(Seat::new(crate::seat::AgentId::from_user(0)?, 1), 7)?;
+        assert!(packet.key().is_some());
+        assert!(!packet.is_outstanding());
+        assert_eq!(packet.header.status, STATUS_TIMED_OUT);
+        assert!(tid(&packet) == Some(7));
+        Ok(())
+    }
+}

@@ -242,3 +242,140 @@ impl Sieve {
         }
     }
 }
+
+#[kernel::prelude::kunit_tests(umad_queue)]
+mod tests {
+    use super::*;
+    use crate::{
+        packet::tests::{
+            tid,
+            unanswered, //
+        },
+        seat::Seat, //
+    };
+    use kernel::prelude::*;
+
+    fn packet(id: u32, tid: u64) -> Result<ListArc<Packet>> {
+        unanswered(Seat::new(AgentId::from_user(id)?, 1), tid)
+    }
+
+    /// A queue of packets with the transaction ids 0, 1, ..., of these agents.
+    fn queue_of(agents: &[u32]) -> Result<RecvQueue> {
+        let mut queue = RecvQueue::new();
+        for (tid, id) in (0..).zip(agents) {
+            queue.push(packet(*id, tid)?);
+        }
+        Ok(queue)
+    }
+
+    fn pop(queue: &mut RecvQueue) -> Result<ListArc<Packet>> {
+        match queue.pop() {
+            Next::Packet(packet) => Ok(packet),
+            Next::Empty => Err(ENOENT),
+            Next::Sieved => Err(EBUSY),
+        }
+    }
+
+    /// Whether the queue holds exactly these, in this order, and counts them right.
+    fn holds(queue: &mut RecvQueue, tids: &[u64]) -> bool {
+        queue.len == tids.len()
+            && queue.cost == tids.len() * crate::bounds::timeout_cost()
+            && queue.by_agent.iter().sum::<usize>() == tids.len()
+            && tids
+                .iter()
+                .all(|want| pop(queue).is_ok_and(|packet| tid(&packet) == Some(*want)))
+            && matches!(queue.pop(), Next::Empty)
+            && queue.is_empty()
+            && queue.cost == 0
+            && queue.by_agent.iter().all(|count| *count == 0)
+    }
+
+    #[test]
+    fn first_in_first_out() -> Result {
+        assert!(holds(&mut queue_of(&[])?, &[]));
+        assert!(holds(&mut queue_of(&[0, 1, 0, 2])?, &[0, 1, 2, 3]));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_put_back_stands_where_it_stood() -> Result {
+        let mut queue = queue_of(&[0, 0, 1, 1])?;
+        let (a, b, c) = (pop(&mut queue)?, pop(&mut queue)?, pop(&mut queue)?);
+        queue.put_back(b);
+        queue.push(packet(0, 4)?);
+        queue.put_back(c);
+        queue.put_back(a);
+        assert!(holds(&mut queue, &[0, 1, 2, 3, 4]));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_put_back_to_an_empty_queue_is_there() -> Result {
+        let mut queue = queue_of(&[0])?;
+        let packet = pop(&mut queue)?;
+        assert!(queue.is_empty());
+        queue.put_back(packet);
+        assert!(holds(&mut queue, &[0]));
+        Ok(())
+    }
+
+    #[test]
+    fn a_sieve_removes_what_it_is_told_of_its_agent() -> Result {
+        let mut queue = queue_of(&[0, 1, 0, 1, 1])?;
+        let mut sieve = queue.begin_sieve(AgentId::from_user(1)?).ok_or(ENOENT)?;
+        sieve.remove_all(|packet| tid(packet) != Some(3));
+        let removed = queue.end_sieve(sieve);
+        assert_eq!(removed.iter().count(), 2);
+        assert!(holds(&mut queue, &[0, 2, 3]));
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_is_lost_while_a_sieve_has_the_packets() -> Result {
+        let mut queue = queue_of(&[0, 1, 0, 1])?;
+        // Readers have the first and the third, and bring them back meanwhile.
+        let (first, second, third) = (pop(&mut queue)?, pop(&mut queue)?, pop(&mut queue)?);
+        queue.put_back(second);
+        let mut sieve = queue.begin_sieve(AgentId::from_user(1)?).ok_or(ENOENT)?;
+        assert!(matches!(queue.pop(), Next::Sieved));
+        assert!(!queue.is_empty());
+        assert!(queue.begin_sieve(AgentId::from_user(1)?).is_none());
+        queue.push(packet(1, 4)?);
+        queue.put_back(third);
+        queue.put_back(first);
+        sieve.remove_all(|packet| tid(packet) == Some(1));
+        drop(queue.end_sieve(sieve));
+        assert!(holds(&mut queue, &[0, 2, 3, 4]));
+        Ok(())
+    }
+
+    #[test]
+    fn a_sieve_that_removes_everything_leaves_what_came_meanwhile() -> Result {
+        let mut queue = queue_of(&[1, 1])?;
+        let mut sieve = queue.begin_sieve(AgentId::from_user(1)?).ok_or(ENOENT)?;
+        queue.push(packet(1, 2)?);
+        sieve.remove_all(|_| true);
+        drop(queue.end_sieve(sieve));
+        assert!(holds(&mut queue, &[2]));
+        Ok(())
+    }
+
+    #[test]
+    fn no_sieve_for_an_agent_without_packets() -> Result {
+        let mut queue = queue_of(&[0, 0])?;
+        assert!(queue.begin_sieve(AgentId::from_user(1)?).is_none());
+        assert!(holds(&mut queue, &[0, 1]));
+        Ok(())
+    }
+
+    #[test]
+    fn a_queue_that_is_taken_from_a_sieve_stays_empty() -> Result {
+        let mut queue = queue_of(&[1, 0])?;
+        let mut sieve = queue.begin_sieve(AgentId::from_user(1)?).ok_or(ENOENT)?;
+        assert_eq!(queue.take().iter().count(), 0);
+        sieve.remove_all(|_| true);
+        assert_eq!(queue.end_sieve(sieve).iter().count(), 2);
+        assert!(holds(&mut queue, &[]));
+        Ok(())
+    }
+}

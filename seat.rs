@@ -84,3 +84,34 @@ impl Seat {
         self.id == other.id && self.registration < other.registration
     }
 }
+
+#[kunit_tests(umad_seat)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_programs_are_below_32() {
+        assert!(AgentId::from_user(0).is_ok_and(|id| id.as_u32() == 0));
+        assert!(AgentId::from_user(31).is_ok_and(|id| id.as_u32() == 31));
+        for id in [32, 33, 255, 256, 1 << 8 | 31, u32::MAX] {
+            assert!(AgentId::from_user(id).is_err_and(|e| e == EINVAL));
+        }
+    }
+
+    #[test]
+    fn ids_of_the_table_are_below_32() {
+        assert!(AgentId::from_index(31).is_some_and(|id| id.index() == 31));
+        assert!(AgentId::from_index(32).is_none());
+        assert!(AgentId::from_index(256).is_none());
+    }
+
+    #[test]
+    fn a_seat_precedes_later_ones_of_its_id_only() -> Result {
+        let (one, two) = (AgentId::from_user(1)?, AgentId::from_user(2)?);
+        assert!(Seat::new(one, 1).precedes(Seat::new(one, 2)));
+        assert!(!Seat::new(one, 2).precedes(Seat::new(one, 2)));
+        assert!(!Seat::new(one, 3).precedes(Seat::new(one, 2)));
+        assert!(!Seat::new(two, 1).precedes(Seat::new(one, 2)));
+        Ok(())
+    }
+}

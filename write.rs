@@ -361,3 +361,76 @@ fn fill(
     }
     Ok(())
 }
+
+#[kunit_tests(umad_write)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    /// Subnet administration, which has RMPP headers, and performance management, which has not.
+    const SA: u8 = 0x03;
+    const PERFORMANCE: u8 = 0x04;
+
+    /// A MAD of a class, so long, with these RMPP flags (or what is there in other classes).
+    fn written(class: u8, rmpp_flags: u8, mad_len: usize) -> Written {
+        let mut head = [0; RMPP_HDR_LEN];
+        let [_, at_class, .., at_flags, _, _, _, _, _, _, _, _, _] = &mut head;
+        (*at_class, *at_flags) = (class, rmpp_flags);
+        Written::new(PacketHeader::new_zeroed(), head, mad_len)
+    }
+
+    #[test]
+    fn rmpp_wants_class_and_flag() {
+        assert!(written(SA, RMPP_FLAG_ACTIVE, 256).wants_rmpp);
+        assert!(written(SA, RMPP_FLAG_ACTIVE | 2, 256).wants_rmpp);
+        assert!(!written(SA, 2, 256).wants_rmpp);
+        assert!(!written(PERFORMANCE, RMPP_FLAG_ACTIVE, 256).wants_rmpp);
+    }
+
+    #[test]
+    fn a_message_costs_its_bytes_and_may_be_too_long() {
+        let long = written(SA, RMPP_FLAG_ACTIVE, MAX_SINGLE_MAD + 1);
+        assert!(long.cost(true) == Ok(bounds::send_cost(MAX_SINGLE_MAD + 1)));
+        let huge = written(SA, RMPP_FLAG_ACTIVE, usize::MAX);
+        assert!(huge.cost(true) == Err(EMSGSIZE));
+        let single = written(PERFORMANCE, 0, MAX_SINGLE_MAD);
+        assert!(single.cost(false) == Ok(bounds::send_cost(MAX_SINGLE_MAD)));
+    }
+
+    #[test]
+    fn what_is_refused_for_its_length_later_costs_nothing_of_it() {
+        for (written, kernel_rmpp) in [
+            (written(SA, RMPP_FLAG_ACTIVE, usize::MAX), false),
+            (written(SA, 0, usize::MAX), true),
+            (
+                written(PERFORMANCE, RMPP_FLAG_ACTIVE, MAX_SINGLE_MAD + 1),
+                true,
+            ),
+        ] {
+            assert!(written.cost(kernel_rmpp) == Ok(bounds::send_cost(0)));
+        }
+    }
+
+    #[test]
+    fn the_old_header_has_zeroes_where_it_ends() {
+        let both = [0xff; OLD_HEADER_LEN + RMPP_HDR_LEN];
+        let Some((header, head)) = split_old(both) else {
+            return assert!(false);
+        };
+        let set = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == 0xff).count();
+        assert_eq!(set(&header), OLD_HEADER_LEN);
+        assert_eq!(set(&head), RMPP_HDR_LEN);
+        assert!(header.iter().skip(OLD_HEADER_LEN).all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_copied_rest_is_not_read_past_its_end() {
+        let rest = Rest::Copied(&[1, 2, 3]);
+        let mut to = [0; 2];
+        assert!(rest.copy(1, &mut to).is_ok());
+        assert_eq!(to, [2, 3]);
+        assert!(matches!(rest.copy(2, &mut to), Err(NotSent::NotPresent)));
+        assert!(matches!(rest.copy(9, &mut to), Err(NotSent::NotPresent)));
+        assert_eq!(to, [2, 3]);
+    }
+}

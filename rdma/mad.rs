@@ -86,3 +86,54 @@ pub(crate) fn class_header_len(mgmt_class: u8) -> usize {
     let len = unsafe { bindings::ib_get_mad_data_offset(mgmt_class) };
     usize::try_from(len).unwrap_or(RMPP_HDR_LEN)
 }
+
+#[kernel::prelude::kunit_tests(umad_mad)]
+mod tests {
+    use super::*;
+
+    const SUBN: u8 = 0x01;
+    const SA: u8 = 0x03;
+    const DEVICE: u8 = 0x06;
+    const VENDOR: u8 = 0x09;
+    const VENDOR_OUI: u8 = 0x30;
+
+    #[test]
+    fn headers_have_the_lengths_of_their_classes() {
+        assert_eq!(class_header_len(SUBN), 24);
+        assert_eq!(class_header_len(SA), 56);
+        assert_eq!(class_header_len(DEVICE), 64);
+        assert_eq!(class_header_len(VENDOR), 24);
+        assert_eq!(class_header_len(VENDOR_OUI), 40);
+    }
+
+    #[test]
+    fn classes_with_rmpp_headers() {
+        assert!(is_rmpp_class(SA) && is_rmpp_class(VENDOR_OUI));
+        assert!(!is_rmpp_class(SUBN) && !is_rmpp_class(VENDOR));
+    }
+
+    #[test]
+    fn a_header_needs_all_its_bytes() {
+        assert!(MadHeader::from_mad(&[0; MAD_HDR_LEN - 1]).is_none());
+        assert!(MadHeader::from_mad(&[0; MAD_HDR_LEN]).is_some());
+    }
+
+    #[test]
+    fn only_the_upper_half_of_a_transaction_id_is_replaced() {
+        let mut header = MadHeader::from_array([0x5a; MAD_HDR_LEN]);
+        header.set_hi_tid(0x0102_0304);
+        assert_eq!(header.tid(), 0x0102_0304_5a5a_5a5a);
+        let untouched = header.as_bytes().iter().filter(|b| **b == 0x5a).count();
+        assert_eq!(untouched, MAD_HDR_LEN - 4);
+    }
+
+    #[test]
+    fn responses_are_told_by_method() {
+        let mut bytes = [0; MAD_HDR_LEN];
+        bytes[1] = SA;
+        for (method, response) in [(0x01, false), (0x81, true), (0x07, true), (0x92, true)] {
+            bytes[3] = method;
+            assert_eq!(MadHeader::from_array(bytes).is_response(), response);
+        }
+    }
+}

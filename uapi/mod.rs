@@ -188,3 +188,22 @@ impl Layout {
         }
     }
 }
+
+#[kunit_tests(umad_uapi)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn methods_of_both_requests_are_the_same_bits() {
+        let mut req = RegReq::new_zeroed();
+        req.method_mask = [1, 2, 4, 1 << 31];
+        assert_eq!(req.methods(), [1 | 2 << 32, 4 | 1 << 63]);
+    }
+
+    #[test]
+    fn the_old_header_is_the_new_one_without_its_end() {
+        assert_eq!(Layout::Old.header_len(), 56);
+        assert_eq!(Layout::PKeyIndex.header_len(), 64);
+    }
+}
