@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use umad::{sysfs, Gid};
 
-use crate::{run, wait_until, Outcome};
+use crate::{patient, run, wait_until, Outcome};
 
 /// One end of a pair.
 #[derive(Clone, Debug)]
@@ -178,7 +178,7 @@ pub fn umad_number(ibdev: &str) -> Outcome<u32> {
 
 /// Waits until the device has a umad device and its node, and returns its number.
 pub fn wait_for_umad(ibdev: &str) -> Outcome<u32> {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + patient(Duration::from_secs(30));
     loop {
         match umad_number(ibdev) {
             Ok(number) if umad::port::node(number).exists() => return Ok(number),

@@ -37,6 +37,7 @@
 
 use std::fmt;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub mod device;
@@ -232,8 +233,23 @@ fn run_check(check: Check<'_>, module: Impl) -> (bool, String) {
     }
 }
 
+/// How many times as patient as usual to be: `KTAP_SLOW`, for kernels that take longer for everything.
+pub fn slowness() -> u32 {
+    static SLOWNESS: OnceLock<u32> = OnceLock::new();
+    *SLOWNESS.get_or_init(|| {
+        let text = std::env::var("KTAP_SLOW").ok();
+        text.and_then(|text| text.parse().ok()).unwrap_or(1).max(1)
+    })
+}
+
+/// A bound of time, on this kernel. All waits of this crate have it in them.
+pub fn patient(limit: Duration) -> Duration {
+    limit * slowness()
+}
+
 /// Looks again and again until `done` says yes, for at most `limit`.
 pub fn wait_until(what: &str, limit: Duration, mut done: impl FnMut() -> bool) -> Outcome {
+    let limit = patient(limit);
     let end = Instant::now() + limit;
     loop {
         if done() {

@@ -11,7 +11,7 @@ use umad::{
 };
 
 use crate::device::wait_for_umad;
-use crate::{Failure, Outcome};
+use crate::{patient, Failure, Outcome};
 
 /// The OUI that the agents of [`Peers`] have.
 pub const OUI: u32 = 0x00_1405;
@@ -109,7 +109,7 @@ impl Endpoint {
 
     /// Waits until a packet can be read.
     pub fn wait_readable(&self) -> Outcome {
-        match self.port.poll(PollFlags::POLLIN, SOON)? {
+        match self.port.poll(PollFlags::POLLIN, patient(SOON))? {
             events if events.contains(PollFlags::POLLIN) => Ok(()),
             events => Err(format!("no packet came: poll() says {events:?}").into()),
         }
@@ -117,12 +117,12 @@ impl Endpoint {
 
     /// Receives a packet that must come.
     pub fn recv(&self) -> Outcome<Packet> {
-        Ok(self.port.recv_timeout(SOON)?)
+        Ok(self.port.recv_timeout(patient(SOON))?)
     }
 
     /// Receives packets until one has this transaction id (lower half); others are dropped.
     pub fn recv_tid(&self, tid: Tid) -> Outcome<Packet> {
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + patient(SOON);
         loop {
             let packet = self
                 .port
@@ -135,7 +135,7 @@ impl Endpoint {
 
     /// Fails if a packet comes within [`QUIET`].
     pub fn nothing_comes(&self) -> Outcome {
-        match self.port.recv_timeout(QUIET) {
+        match self.port.recv_timeout(patient(QUIET)) {
             Err(umad::Error::TimedOut) => Ok(()),
             Ok(packet) => Err(Failure::Failed(format!(
                 "a packet came: status {}, {:?}",

@@ -85,6 +85,7 @@ impl Forked {
         let Some(report) = self.report.take() else {
             return Err("the child was waited for twice".into());
         };
+        let limit = crate::patient(limit);
         let end = Instant::now() + limit;
         let mut report = fs::File::from(report);
         let mut text = Vec::new();
@@ -141,6 +142,7 @@ impl Forked {
             return Ok(());
         }
         kill(self.pid, Signal::SIGKILL)?;
+        let limit = crate::patient(limit);
         let end = Instant::now() + limit;
         while waitpid(self.pid, Some(WaitPidFlag::WNOHANG))? == WaitStatus::StillAlive {
             if Instant::now() >= end {

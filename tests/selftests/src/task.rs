@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use ktap::patient;
 use nix::sys::pthread::{pthread_kill, pthread_self, Pthread};
 use nix::sys::signal::{sigaction, SaFlags, SigAction, SigHandler, SigSet, Signal};
 use nix::unistd::{gettid, Pid};
@@ -53,7 +54,7 @@ impl<T: Send + 'static> Task<T> {
     /// Starts `call` and waits until its thread sleeps in the system call `nr`, or has returned.
     pub fn start_asleep(nr: libc::c_long, call: impl FnOnce() -> T + Send + 'static) -> Self {
         let mut task = Self::start(call);
-        let end = Instant::now() + MUST;
+        let end = Instant::now() + patient(MUST);
         while !task.asleep_in(nr) && !task.within(Duration::ZERO) && Instant::now() < end {
             thread::sleep(Duration::from_millis(2));
         }
@@ -63,7 +64,7 @@ impl<T: Send + 'static> Task<T> {
     /// Whether the call has returned, or does so within `bound`.
     pub fn within(&mut self, bound: Duration) -> bool {
         if self.got.is_none() {
-            match self.result.recv_timeout(bound) {
+            match self.result.recv_timeout(patient(bound)) {
                 Ok(got) => self.got = Some(got),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => panic!("the thread of a task panicked"),
@@ -107,7 +108,7 @@ impl<T: Send + 'static> Task<T> {
 
     /// Ends the task: signals the thread until its call returns. `None` when it does not.
     pub fn stop(mut self) -> Option<T> {
-        let end = Instant::now() + MUST;
+        let end = Instant::now() + patient(MUST);
         while !self.within(Duration::from_millis(50)) && Instant::now() < end {
             self.signal();
         }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ktap::patient;
 use ktap::peers::SOON;
 use ktap::prelude::*;
 use nix::kmod::{delete_module, finit_module, DeleteModuleFlags, ModuleInitFlags};
@@ -36,7 +37,7 @@ impl Module {
         let file = File::open(&path).map_err(|e| format!("{}: {e}", Path::new(&path).display()))?;
         finit_module(&file, c"", ModuleInitFlags::empty())
             .map_err(|e| format!("ib_vhca cannot be loaded: {e}"))?;
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + patient(SOON);
         while !Path::new(CONTROL).exists() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -65,7 +66,7 @@ impl Drop for Module {
             return;
         }
         // A file that a killed check left open may be closing still.
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + patient(SOON);
         while delete_module(NAME, DeleteModuleFlags::O_NONBLOCK).is_err() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -131,7 +132,7 @@ impl VhcaExt for Vhca {
 
 /// Waits until a port has a umad device and its node, and returns its number.
 pub fn wait_for_umad(ibdev: &str, port: u32) -> Outcome<u32> {
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + patient(SOON);
     loop {
         match sysfs::find(ibdev, port) {
             Ok(Some(found)) if umad::port::node(found.number).exists() => return Ok(found.number),
@@ -225,7 +226,7 @@ impl Agent {
 
     /// Receives packets until one has this transaction id (lower half).
     pub fn recv_tid(&self, tid: Tid) -> Outcome<Packet> {
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + patient(SOON);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let packet = self.port.recv_timeout(left)?;
@@ -237,7 +238,7 @@ impl Agent {
 
     /// Receives packets until one has this class and attribute.
     pub fn recv_attribute(&self, class: u8, attribute: u16) -> Outcome<Packet> {
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + patient(SOON);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let packet = self.port.recv_timeout(left)?;
