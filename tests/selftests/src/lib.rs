@@ -4,7 +4,9 @@
 
 pub mod calls;
 pub mod fdinfo;
+pub mod injection;
 pub mod netlink;
+pub mod slab;
 pub mod task;
 pub mod uffd;
 pub mod vhca;
