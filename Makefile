@@ -9,12 +9,12 @@ export KDIR
 export KERNEL_RELEASE = $(KERNEL)
 export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL ROUNDS CALL INSTALL_MOD_PATH
 
-.PHONY: modules modules_install clean help kernel update run test test-fabric bench profile shell lint fmt distclean
+.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric bench profile shell lint fmt distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test test-fabric bench profile shell lint fmt distclean:
+clean kernel update run test test-debug test-fabric bench profile shell lint fmt distclean:
 	@scripts/$@
 
 help:
@@ -22,6 +22,8 @@ help:
 	@echo '  run              build the module, boot a stock Debian kernel, exchange MADs'
 	@echo '  test             linters, unit tests, all selftests and the programs of the field, on the C module and on ours'
 	@echo '                   (AREAS="read write programs" and IMPL="rust" choose)'
+	@echo '  test-debug       the selftests on a kernel that looks for faults: KASAN, lockdep, kmemleak,'
+	@echo '                   fault injection, KUnit; the kernel is built the first time (AREAS, IMPL)'
 	@echo '  test-fabric      OpenSM on a fabric of more than a thousand nodes, on both modules'
 	@echo '  bench            what calls cost on the C module and on ours, in executed instructions'
 	@echo '                   (ROUNDS=5 chooses); writes Documentation/costs.rst'

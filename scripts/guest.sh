@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # shellcheck shell=bash disable=SC2154 # in_checkout is of build.sh
 #
-# The guest: the stock kernel in QEMU, with the root as its file system. What
+# The guest: the kernel of $KERNEL in QEMU, with the root as its file system. What
 # it writes goes to memory, except for one directory, which brings back what
 # the job leaves there. See tests/guest/ for the guest's own side. Sourced.
 
 # the directory of one boot: job, exit status, console, dmesg, results
 RUN=
 ACCEL=
+# what a kernel may want otherwise: machine, memory, more kernel parameters,
+# variables for the job (lines NAME=VALUE)
+GUEST_MACHINE=pc
+GUEST_MEMORY=2G
+GUEST_PARAMETERS=
+GUEST_VARIABLES=
 
 # guest_initrd: sets INITRD; made again when the kernel or its init changes
 guest_initrd() {
@@ -22,7 +28,7 @@ guest_new() {
 	rm -rf "$RUN"
 	mkdir -p "$RUN"
 	printf '%s\n' "$2" >"$RUN/job"
-	printf 'TOP=%s\nMODULE=%s\n' "$TOP" "${MODULE:+/b/${MODULE##*/}}" >"$RUN/env"
+	printf 'TOP=%s\nMODULE=%s\n%s\n' "$TOP" "${MODULE:+/b/${MODULE##*/}}" "$GUEST_VARIABLES" >"$RUN/env"
 }
 
 # share TAG DIR [ro]: QEMU's options for a directory that the guest mounts
@@ -45,9 +51,9 @@ guest_options() {
 		;;
 	esac
 	# After an oops nothing that the guest says is worth the wait, unless it is what one waits for: end at once.
-	printf '%s\n' -smp "$cpus" -m "${UMAD_GUEST_MEMORY:-2G}" -display none -nic none -no-reboot \
+	printf '%s\n' -machine "$GUEST_MACHINE" -smp "$cpus" -m "${UMAD_GUEST_MEMORY:-$GUEST_MEMORY}" -display none -nic none -no-reboot \
 		-kernel "$KERNEL/boot/vmlinuz" -initrd "$INITRD" \
-		-append "console=ttyS0 panic=-1${GUEST_LIVES_ON:- oops=panic} quiet loglevel=3 log_buf_len=16M no_timer_check"
+		-append "console=ttyS0 panic=-1${GUEST_LIVES_ON:- oops=panic} quiet loglevel=3 log_buf_len=16M no_timer_check $GUEST_PARAMETERS"
 	share root "$ROOT" ro
 	share kernel "$KERNEL" ro
 	share build "$OUT" ro
