@@ -620,6 +620,10 @@ impl UmadFile {
         request: Option<&Packet>,
     ) {
         let mut inner = file.inner.lock();
+        // Before the response can be read, even if it lines up first.
+        if let Some(request) = request {
+            inner.end_send(request);
+        }
         if inner.arrivals.is_busy() || packet.source().is_some() {
             let mut rejected = None;
             let mut ask = false;
@@ -629,7 +633,6 @@ impl UmadFile {
                 inner.counters.dropped += 1;
                 rejected = Some(packet);
             } else {
-                // A request whose response is on its way ends when `ib_mad` says so.
                 ask = inner.arrivals.push(packet);
             }
             drop(inner);
@@ -640,9 +643,6 @@ impl UmadFile {
                 let _ = workqueue::system_unbound().enqueue(file.clone());
             }
             return;
-        }
-        if let Some(request) = request {
-            inner.end_send(request);
         }
         let rejected = inner.queue_received(packet);
         file.unlock_and_wake(inner, rejected);
