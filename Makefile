@@ -7,7 +7,9 @@ export KDIR
 
 # For the commands that choose a kernel themselves.
 export KERNEL_RELEASE = $(KERNEL)
-export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL ROUNDS CALL INSTALL_MOD_PATH
+export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL ROUNDS CALL INSTALL_MOD_PATH FABRIC
+# Where make was called, also with -C: a relative FABRIC is meant from there.
+export CALLED_IN = $(PWD)
 
 .PHONY: modules modules_install clean help kernel update run test test-debug test-fabric bench profile shell lint fmt distclean
 
@@ -19,7 +21,9 @@ clean kernel update run test test-debug test-fabric bench profile shell lint fmt
 
 help:
 	@echo 'In a guest, with everything that is needed set up by itself (root, Debian 12 or 13, amd64):'
-	@echo '  run              build the module, boot a stock Debian kernel, exchange MADs'
+	@echo '  run              build the module, boot a stock Debian kernel, exchange MADs, and let OpenSM'
+	@echo '                   bring up a simulated InfiniBand fabric of 280 nodes through it'
+	@echo '                   (FABRIC=FILE: a fabric of your own, as ibnetdiscover prints it)'
 	@echo '  test             linters, unit tests, all selftests and the programs of the field, on the C module and on ours'
 	@echo '                   (AREAS="read write programs" and IMPL="rust" choose)'
 	@echo '  test-debug       the selftests on a kernel that looks for faults: KASAN, lockdep, kmemleak,'

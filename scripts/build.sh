@@ -95,12 +95,13 @@ crates_ready() {
 	step_end 'fetched'
 }
 
-# build_demo: what "make run" does in the guest
+# build_demo: what "make run" does in the guest, with the fabric that it shows
 build_demo() {
 	local command=()
 	step 'Demo'
 	mkdir -p "$TARGET"
-	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" --package umad-demo)
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" \
+		--package umad-demo --package ibsim-bridge --package ib-topology)
 	run demo "${command[@]}"
 	step_end 'built'
 }
