@@ -114,6 +114,10 @@ fn neighbours(area: &mut ktap::Area<'_>) {
         // Now another one has it.
         Net::add_address(b, "fe80::77:2")?;
         gid_index(&net.rxe.b.ibdev, gid("fe80::77:2")?)?;
+        // Whoever is asked on a busy machine may not answer within the second that the kernel waits.
+        wait_until("the peer can be reached", SOON, || {
+            net.send(&to).is_ok_and(|sent| sent.is_ok())
+        })?;
         net.deliver(&to)?;
         Ok(())
     });
