@@ -338,7 +338,7 @@ fn main() -> std::process::ExitCode {
             let port = Port::open(peers.a.umad)?;
             let agent = port.register2(&all_methods())?;
             let mut request = peers.a.packet(&peers.b, Method::SEND, fresh_tid());
-            request.header.id = agent.0;
+            request.agent = agent;
             port.send(&request.clone().timeout(Duration::from_secs(60)))?;
             let mad = VendorMad::new(OTHER_CLASS, OUI, Method::SEND, fresh_tid()).into_bytes();
             peers

@@ -123,7 +123,7 @@ fn main() -> std::process::ExitCode {
             keeps_nothing(1000, || {
                 ensure_errno!(peers.a.port.send(&request), EINVAL, "a duplicate");
                 let mut nobody = request.clone();
-                nobody.header.id = 30;
+                nobody.agent = AgentId(30);
                 ensure_errno!(peers.a.port.send(&nobody), EIO, "no such agent");
                 ensure_errno!(peers.a.port.write(&[0; 64]), EINVAL, "too short");
                 let port = fresh_on("rxe1")?;
