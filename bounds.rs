@@ -17,7 +17,7 @@ use crate::module_parameters;
 /// What a send takes besides its bytes: `ib_mad`'s description of it, the packet that will tell of its
 /// timeout, the entry among the outstanding sends.
 const SEND_OVERHEAD: usize = 1024;
-/// What a packet takes besides its MAD.
+/// What a packet takes besides its MAD, its sender's address included.
 const PACKET_OVERHEAD: usize = 256;
 /// What `ib_mad` keeps for each segment that it receives, besides its bytes.
 const SEGMENT_OVERHEAD: usize = 256;
@@ -47,7 +47,12 @@ pub(crate) const fn timeout_cost() -> usize {
     PACKET_OVERHEAD
 }
 
-/// Whether sends that cost so much together may be under way at a time.
+/// What so many of them cost.
+pub(crate) const fn timeouts_cost(timeouts: usize) -> usize {
+    timeouts.saturating_mul(timeout_cost())
+}
+
+/// Whether sends, and reports of timeouts that are not read, may cost so much together.
 pub(crate) fn are_sends_allowed(cost: usize) -> bool {
     cost <= module_parameters::max_outstanding.value()
 }

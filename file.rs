@@ -45,6 +45,7 @@ use crate::{
     fdinfo,
     outstanding::{
         self,
+        NoRoom,
         Outstanding,
         Room, //
     },
@@ -408,7 +409,9 @@ impl UmadFile {
         if budget.is_none() {
             let cost = cost(kernel_rmpp)?;
             let under_way = inner.under_way.cost.saturating_add(cost);
-            if !bounds::are_sends_allowed(under_way) {
+            // A timeout is paid for until it is read.
+            let unread = bounds::timeouts_cost(inner.queue.timeouts());
+            if !bounds::are_sends_allowed(under_way.saturating_add(unread)) {
                 return Err(ENOBUFS);
             }
             inner.under_way.sends += 1;
@@ -552,23 +555,39 @@ impl UmadFile {
         let Some(key) = send.key() else {
             return Err(EINVAL);
         };
-        let mut inner = self.inner.lock();
-        if refuse_duplicate && inner.outstanding.contains(key) {
-            return Err(EINVAL);
+        loop {
+            let mut inner = self.inner.lock();
+            if refuse_duplicate && inner.outstanding.contains(key) {
+                return Err(EINVAL);
+            }
+            let mut unneeded = None;
+            if list {
+                match inner.outstanding.insert(*key) {
+                    Ok(table) => unneeded = Some(table),
+                    Err(NoRoom::Moving(table)) => {
+                        drop(inner);
+                        drop(table);
+                        continue;
+                    }
+                    Err(NoRoom::Places(places)) => {
+                        drop(inner);
+                        let room = Room::new(places)?;
+                        let table = self.inner.lock().outstanding.enlarge(room);
+                        drop(table);
+                        continue;
+                    }
+                }
+                send.set_outstanding(true);
+                self.wanted_places
+                    .store(inner.outstanding.wanted_places(), Relaxed);
+            }
+            inner.counters.sent += 1;
+            drop(inner);
+            // It ends with the completion now.
+            core::mem::forget(budget.take());
+            drop(unneeded);
+            return Ok(());
         }
-        let mut unneeded = None;
-        if list {
-            unneeded = Some(inner.outstanding.insert(*key)?);
-            send.set_outstanding(true);
-            self.wanted_places
-                .store(inner.outstanding.wanted_places(), Relaxed);
-        }
-        inner.counters.sent += 1;
-        drop(inner);
-        // It ends with the completion now.
-        core::mem::forget(budget.take());
-        drop(unneeded);
-        Ok(())
     }
 
     /// A send was refused by `ib_mad`.

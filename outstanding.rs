@@ -87,8 +87,9 @@ struct Slot {
 struct Table {
     slots: KVVec<Slot>,
     taken: usize,
-    /// Odd. Random, so that no program can make its keys follow to the same place.
-    factor: u64,
+    /// Odd, and random, one for each word of a key, so that no program can make its keys follow to the
+    /// same place.
+    factors: [u64; 4],
 }
 
 impl Table {
@@ -97,7 +98,7 @@ impl Table {
         Self {
             slots: KVVec::new(),
             taken: 0,
-            factor: 1,
+            factors: [1; 4],
         }
     }
 
@@ -116,7 +117,7 @@ impl Table {
         Ok(Self {
             slots,
             taken: 0,
-            factor: random_u64() | 1,
+            factors: [(); 4].map(|()| random_u64() | 1),
         })
     }
 
@@ -127,10 +128,16 @@ impl Table {
     /// The place that follows from a key; 0 if there is none.
     fn place_of(&self, key: &SendKey) -> usize {
         let [high, low] = key.gid;
-        let mixed = key.tid ^ key.class_and_lid.rotate_left(40) ^ high.rotate_left(20) ^ low;
-        let hash = mixed.wrapping_mul(self.factor);
-        // The upper bits depend on all of the key. CAST: The lower half is cut off.
-        (hash >> 32) as usize & self.places().wrapping_sub(1)
+        let hash = [key.tid, key.class_and_lid, high, low]
+            .into_iter()
+            .zip(self.factors)
+            .fold(0u64, |hash, (word, factor)| {
+                hash.wrapping_add(word.wrapping_mul(factor))
+            });
+        // The highest bits depend on all of the key. CAST: What is left is below the number of places.
+        let bits = self.places().trailing_zeros();
+        hash.checked_shr(u64::BITS.saturating_sub(bits))
+            .unwrap_or(0) as usize
     }
 
     /// The place after another one.
@@ -222,6 +229,14 @@ impl Room {
     }
 }
 
+/// Why a send could not be listed.
+pub(crate) enum NoRoom {
+    /// The former table is in the way; some of it is moved now, and it may be tried again.
+    Moving(Unneeded),
+    /// A table of so many places is needed.
+    Places(usize),
+}
+
 /// Memory that is not needed any more.
 #[must_use = "to be dropped after unlocking"]
 pub(crate) struct Unneeded {
@@ -276,8 +291,11 @@ impl Outstanding {
     fn move_some(&mut self) -> Option<Table> {
         for _ in 0..STEPS {
             let slot = *self.former.slots.get(self.moved)?;
-            if slot.count > 0 && slot.key.class_and_lid != GONE {
-                self.table.add(slot.key, slot.count);
+            if slot.count > 0 {
+                self.former.taken = self.former.taken.saturating_sub(1);
+                if slot.key.class_and_lid != GONE {
+                    self.table.add(slot.key, slot.count);
+                }
             }
             self.moved += 1;
             if self.moved == self.former.places() {
@@ -307,11 +325,17 @@ impl Outstanding {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no room, since there was no memory for more.
-    pub(crate) fn insert(&mut self, key: SendKey) -> Result<Unneeded> {
+    /// That there is no room: there was no memory for more, or many came at the same time.
+    pub(crate) fn insert(&mut self, key: SendKey) -> core::result::Result<Unneeded, NoRoom> {
         // More are tolerated than are wanted, but there must be a free place to end each search.
         if (self.table.taken + self.former.taken + 1) * 8 > self.table.places() * 7 {
-            return Err(ENOMEM);
+            return Err(if self.former.places() > 0 {
+                NoRoom::Moving(Unneeded {
+                    _table: self.move_some(),
+                })
+            } else {
+                NoRoom::Places(self.wanted_places())
+            });
         }
         self.table.add(key, 1);
         Ok(Unneeded {
@@ -371,7 +395,7 @@ mod tests {
         if places > 0 {
             drop(sends.enlarge(Room::new(places)?));
         }
-        drop(sends.insert(key)?);
+        drop(sends.insert(key).map_err(|_| ENOMEM)?);
         Ok(())
     }
 

@@ -253,6 +253,11 @@ impl Packet {
         self.position.store(position, Relaxed);
     }
 
+    /// Whether it is the report of a timeout, once it is queued.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self.body, Body::Sent(_))
+    }
+
     /// What the packet costs while it is not read, see [`bounds`].
     pub(crate) fn cost(&self) -> usize {
         match &self.body {

@@ -35,12 +35,13 @@ pub(crate) enum Next {
 ///
 /// # Invariants
 ///
-/// `len`, `cost` and `by_agent` count the packets in `packets` and in the [`Sieve`], if there is one.
+/// `len`, `cost`, `timeouts` and `by_agent` count the packets in `packets` and in the [`Sieve`], if there is one.
 /// Positions increase.
 pub(crate) struct RecvQueue {
     packets: List<Packet>,
     len: usize,
     cost: usize,
+    timeouts: usize,
     by_agent: [usize; MAX_AGENTS],
     next_position: u64,
     sieved: bool,
@@ -54,6 +55,7 @@ impl RecvQueue {
             packets: List::new(),
             len: 0,
             cost: 0,
+            timeouts: 0,
             by_agent: [0; MAX_AGENTS],
             next_position: 0,
             sieved: false,
@@ -68,6 +70,11 @@ impl RecvQueue {
     /// Packets that are not read.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// How many of them are reports of timeouts.
+    pub(crate) fn timeouts(&self) -> usize {
+        self.timeouts
     }
 
     /// What they cost, see [`bounds`].
@@ -110,6 +117,7 @@ impl RecvQueue {
         // INVARIANT: What a sieve has is not counted any more, and is dropped with it.
         self.len = 0;
         self.cost = 0;
+        self.timeouts = 0;
         self.by_agent = [0; MAX_AGENTS];
         self.sieved = false;
         core::mem::replace(&mut self.packets, List::new())
@@ -126,6 +134,7 @@ impl RecvQueue {
             id,
             count: 0,
             cost: 0,
+            timeouts: 0,
             kept: core::mem::replace(&mut self.packets, List::new()),
             removed: List::new(),
         })
@@ -139,6 +148,7 @@ impl RecvQueue {
             mut removed,
             count,
             cost,
+            timeouts,
         } = sieve;
         if !core::mem::replace(&mut self.sieved, false) {
             // The queue was taken meanwhile: the file is closed or its device gone.
@@ -147,6 +157,7 @@ impl RecvQueue {
         }
         self.len -= count;
         self.cost -= cost;
+        self.timeouts -= timeouts;
         if let Some(of_agent) = self.by_agent.get_mut(id.index()) {
             *of_agent -= count;
         }
@@ -181,6 +192,7 @@ impl RecvQueue {
     fn count(&mut self, packet: &Packet) {
         self.len += 1;
         self.cost += packet.cost();
+        self.timeouts += usize::from(packet.is_timeout());
         if let Some(count) = self.by_agent.get_mut(packet.seat().id().index()) {
             *count += 1;
         }
@@ -189,6 +201,7 @@ impl RecvQueue {
     fn discount(&mut self, packet: &Packet) {
         self.len -= 1;
         self.cost -= packet.cost();
+        self.timeouts -= usize::from(packet.is_timeout());
         if let Some(count) = self.by_agent.get_mut(packet.seat().id().index()) {
             *count -= 1;
         }
@@ -213,14 +226,15 @@ fn insert(packets: &mut List<Packet>, packet: ListArc<Packet>) {
 ///
 /// # Invariants
 ///
-/// `count` is the number of packets in `removed`, all of which are of the agent id `id`, and `cost` what
-/// they cost.
+/// `count` is the number of packets in `removed`, all of which are of the agent id `id`, and `cost`
+/// and `timeouts` are theirs.
 pub(crate) struct Sieve {
     id: AgentId,
     kept: List<Packet>,
     removed: List<Packet>,
     count: usize,
     cost: usize,
+    timeouts: usize,
 }
 
 impl Sieve {
@@ -235,6 +249,7 @@ impl Sieve {
                 // INVARIANT: One more, of the same id.
                 self.count += 1;
                 self.cost += next.cost();
+                self.timeouts += usize::from(next.is_timeout());
                 self.removed.push_back(next.remove());
             } else {
                 cursor.move_next();

@@ -43,6 +43,8 @@
 //!    one each for each port).
 //! 6. The locks inside wait queues.
 //!
+//! `rdma::changes::WATCHING` (mutex) comes before 3 to 5, and address handles are destroyed under it; only
+//! devices that come and go need it. The network's RTNL may be held before it.
 //! `Numbers::used` (mutex) is taken with no other held. 3 to 5 are in fact never held together. `ib_core`
 //! tells of events ([`rdma::changes`]) with locks of its own held, and 3 and 4 are taken then, one after
 //! the other; so nothing of `ib_core` is called under those.

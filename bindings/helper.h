@@ -114,11 +114,15 @@ static inline bool umad_gid_routes(const struct ib_gid_attr *attr, struct umad_r
 	ndev = rcu_dereference(attr->ndev);
 	if (ndev) {
 		const struct net *net = dev_net(ndev);
+#if IS_ENABLED(CONFIG_IPV6)
+		/* Null if IPv6 is disabled at boot. */
+		const struct rt6_statistics *stats = READ_ONCE(net->ipv6.rt6_stats);
+#endif
 
 		routes->ipv4 = rt_genid_ipv4(net);
 #if IS_ENABLED(CONFIG_IPV6)
 		routes->ipv6 = rt_genid_ipv6(net);
-		routes->ipv6_entries = READ_ONCE(net->ipv6.rt6_stats->fib_rt_entries);
+		routes->ipv6_entries = stats ? READ_ONCE(stats->fib_rt_entries) : 0;
 #else
 		routes->ipv6 = 0;
 		routes->ipv6_entries = 0;

@@ -228,7 +228,8 @@ impl Epoch {
 
 /// Who is told that something of a device has changed.
 pub(crate) trait Watcher: Send + Sync + 'static {
-    /// A new epoch has begun. May sleep; `ib_core`'s locks on the GID table are held.
+    /// A new epoch has begun. May sleep; `ib_core`'s locks on the GID table, or the network's RTNL, are
+    /// held.
     fn changed(&self);
 }
 
@@ -237,6 +238,21 @@ struct Handler<W: Watcher> {
     raw: Opaque<bindings::ib_event_handler>,
     device: DeviceGuard,
     watcher: Arc<W>,
+}
+
+/// A watcher of a port, for the network's notifier.
+struct Watching {
+    handler: NonNull<c_void>,
+    /// To be called with `handler`.
+    changed: unsafe fn(NonNull<c_void>),
+}
+
+// SAFETY: The pointer is to a handler, whose parts are `Send + Sync`.
+unsafe impl Send for Watching {}
+
+kernel::sync::global_lock! {
+    // SAFETY: `NetworkRegistration::new` initialises it, once, and comes before all users.
+    unsafe(uninit) static WATCHING: Mutex<KVec<Watching>> = KVec::new();
 }
 
 /// Events of a device; no longer told when this is dropped, which sleeps until nobody is being told.
@@ -256,7 +272,7 @@ unsafe impl<W: Watcher> Send for EventRegistration<W> {}
 unsafe impl<W: Watcher> Sync for EventRegistration<W> {}
 
 impl<W: Watcher> EventRegistration<W> {
-    /// Lets `watcher` be told of changes. May sleep.
+    /// Lets `watcher` be told of changes. May sleep. There must be a [`NetworkRegistration`].
     ///
     /// # Errors
     ///
@@ -279,7 +295,24 @@ impl<W: Watcher> EventRegistration<W> {
         // the device.
         unsafe { bindings::ib_register_event_handler((*handler.as_ptr()).raw.get()) };
         // INVARIANT: Just registered.
-        Ok(Self { handler })
+        let this = Self { handler };
+        let watching = Watching {
+            handler: handler.cast(),
+            changed: Self::network_changed,
+        };
+        // On an error `this` unregisters.
+        WATCHING.lock().push(watching, GFP_KERNEL)?;
+        Ok(this)
+    }
+
+    /// # Safety
+    ///
+    /// `handler` must be a `Handler<W>` that lives.
+    unsafe fn network_changed(handler: NonNull<c_void>) {
+        // SAFETY: By the caller.
+        unsafe { handler.cast::<Handler<W>>().as_ref() }
+            .watcher
+            .changed();
     }
 
     /// # Safety
@@ -300,6 +333,14 @@ impl<W: Watcher> EventRegistration<W> {
 impl<W: Watcher> Drop for EventRegistration<W> {
     fn drop(&mut self) {
         const { assert!(core::mem::offset_of!(Handler<W>, raw) == 0) };
+        // Whoever is being told has the lock.
+        let mut all = WATCHING.lock();
+        all.retain(|watching| watching.handler != self.handler.cast());
+        if all.is_empty() {
+            // Nobody drops a static at the end of the module.
+            *all = KVec::new();
+        }
+        drop(all);
         // SAFETY: By the type invariant it is registered; the call waits for the handler, so that the
         // box is nobody else's afterwards. `new` leaked it.
         unsafe {
@@ -341,10 +382,15 @@ impl NetworkRegistration {
             return Err(EBUSY);
         }
         // SAFETY: `registered` was false: nobody else touches the fields, and they are not registered.
-        // They are static, and their function lives as long as the module, whose end unregisters.
+        // They are static, and their functions live as long as the module, whose end unregisters. The
+        // lock is initialised once: there is one registration in the life of the module.
         let result = unsafe {
+            WATCHING.init();
             (*all.neighbours.get()).notifier_call = Some(Self::told);
-            (*all.devices.get()).notifier_call = Some(Self::told);
+            (*all.devices.get()).notifier_call = Some(Self::device_told);
+            // Before `ib_core`, which changes the GID table then: an entry that a kept handle refers to
+            // would not be free for the GID that comes next.
+            (*all.devices.get()).priority = 1;
             to_result(bindings::register_netdevice_notifier(all.devices.get()))
                 // The chain takes any notifier.
                 .map(|()| bindings::register_netevent_notifier(all.neighbours.get()))
@@ -369,6 +415,23 @@ impl NetworkRegistration {
         NETWORK.fetch_add(1u64, ordering::Full);
         // CAST: `NOTIFY_DONE` is zero.
         bindings::NOTIFY_DONE as c_int
+    }
+
+    /// # Safety
+    ///
+    /// Called by the kernel from where it may sleep; the arguments are not looked at.
+    unsafe extern "C" fn device_told(
+        notifier: *mut bindings::notifier_block,
+        event: c_ulong,
+        what: *mut c_void,
+    ) -> c_int {
+        // SAFETY: As anybody may.
+        let done = unsafe { Self::told(notifier, event, what) };
+        for watching in WATCHING.lock().iter() {
+            // SAFETY: Who is on the list lives: it is taken off, under the lock, before it goes.
+            unsafe { (watching.changed)(watching.handler) };
+        }
+        done
     }
 }
 
