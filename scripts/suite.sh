@@ -4,7 +4,7 @@
 # The selftests in the guest, as a part of a test run. Sourced.
 
 # whole suite and one area, in seconds; generous, as emulation is slow
-limit=${UMAD_GUEST_TIMEOUT:-2100}
+limit=${UMAD_GUEST_TIMEOUT:-3000}
 area_limit=${UMAD_AREA_TIMEOUT:-300}
 
 # known_area NAME [OTHER...]: ends unless it is an area of the selftests; the
