@@ -659,7 +659,7 @@ impl UmadFile {
             if ask {
                 file.finder_was_asked.store(true, Relaxed);
                 // If the item is still at its end, it runs once more.
-                let _ = workqueue::system_unbound().enqueue(file.clone());
+                let _ = workqueue::system_long().enqueue(file.clone());
             }
             return;
         }
