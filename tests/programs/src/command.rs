@@ -7,6 +7,7 @@ use std::io::{Seek, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ktap::{ensure, Outcome, ResultExt};
@@ -138,7 +139,13 @@ pub fn run_for(command: &str, limit: Duration) -> Outcome<Ended> {
 
 // A file without a name, which nobody waits for, unlike the end of a pipe.
 fn unnamed() -> Outcome<File> {
-    let path = std::env::temp_dir().join(format!("output-{}", std::process::id()));
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!(
+        "output-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
+    let path = std::env::temp_dir().join(name);
     let file = File::options()
         .create_new(true)
         .read(true)

@@ -163,8 +163,8 @@ fn main() -> std::process::ExitCode {
         Ok(device.unplug()?)
     })
     .timeout(LONG);
-    area.check("100 rounds: a device plugged and pulled out in use", || {
-        keeps_nothing(100, || {
+    area.check("200 rounds: a device plugged and pulled out in use", || {
+        keeps_nothing(200, || {
             let device = Spec::new(Shape::Ca, 2).plug()?;
             let agent = device.agent(1, &Registration::send_only())?;
             let _issm = nix::fcntl::open(
@@ -178,9 +178,9 @@ fn main() -> std::process::ExitCode {
         })
     })
     .timeout(LONG);
-    area.check("50 rounds: the module loaded and unloaded", || {
+    area.check("100 rounds: the module loaded and unloaded", || {
         let _loaded = Loaded;
-        keeps_nothing(50, || {
+        keeps_nothing(100, || {
             unload_when_idle(SOON)?;
             load()?;
             wait_for_umad("rxe1").map(drop)
