@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::kmod::{delete_module, finit_module, DeleteModuleFlags, ModuleInitFlags};
 
-use crate::{wait_until, Impl, Outcome};
+use crate::{wait_for_umad, wait_until, Impl, Outcome};
 
 const NAME: &CStr = c"ib_umad";
 
@@ -59,4 +59,19 @@ pub fn unload_when_idle(limit: Duration) -> Outcome {
         !matches!(last, Err(Errno::EWOULDBLOCK))
     })?;
     Ok(last?)
+}
+
+/// Sees to it that the module is loaded, with the nodes of `rxe0` and `rxe1`, when a check ends: the next
+/// ones need it.
+#[derive(Debug)]
+pub struct Loaded;
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        if !is_loaded() {
+            let _ = load();
+        }
+        let _ = wait_for_umad("rxe0");
+        let _ = wait_for_umad("rxe1");
+    }
 }

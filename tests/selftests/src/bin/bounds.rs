@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::fs;
 
 use ktap::memory::{Guarded, Prot, PAGE};
-use ktap::module::{is_loaded, load, load_with, unload_when_idle};
+use ktap::module::{is_loaded, load_with, unload_when_idle, Loaded};
 use ktap::peers::{CLASS, OUI, SOON};
 use ktap::prelude::*;
 use ktap::wait_for_umad;
@@ -23,12 +23,15 @@ use std::os::fd::AsFd;
 const KIB: usize = 1024;
 
 /// The module with other parameters, for as long as the value lives.
-struct Reloaded;
+struct Reloaded {
+    /// DROP ORDER: behind the value's own `drop`, which unloads.
+    _again: Loaded,
+}
 
 impl Reloaded {
     fn with(parameters: &CStr) -> Outcome<Self> {
         unload_when_idle(SOON)?;
-        let reloaded = Self;
+        let reloaded = Self { _again: Loaded };
         load_with(parameters).what("loading")?;
         wait_for_umad("rxe0")?;
         wait_for_umad("rxe1")?;
@@ -41,9 +44,6 @@ impl Drop for Reloaded {
         if is_loaded() {
             let _ = unload_when_idle(SOON);
         }
-        let _ = load();
-        let _ = wait_for_umad("rxe0");
-        let _ = wait_for_umad("rxe1");
     }
 }
 

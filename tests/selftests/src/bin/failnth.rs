@@ -12,7 +12,7 @@ use std::fs;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::path::Path;
 
-use ktap::module::{is_loaded, load, unload, unload_when_idle};
+use ktap::module::{is_loaded, load, unload, unload_when_idle, Loaded};
 use ktap::peers::{CLASS, OUI, SOON};
 use ktap::prelude::*;
 use ktap::wait_for_umad;
@@ -141,18 +141,6 @@ fn class() -> Outcome<Vec<String>> {
 
 fn is_sm(device: &Vhca) -> Outcome<bool> {
     Ok(device.cap_mask(1)? & IS_SM != 0)
-}
-
-/// Loads the module again when a check ends without it: the next ones need it.
-struct Loaded;
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        if !is_loaded() {
-            let _ = load();
-        }
-        let _ = wait_for_umad("rxe1");
-    }
 }
 
 fn main() -> std::process::ExitCode {

@@ -6,24 +6,12 @@
 
 use std::fs;
 
-use ktap::module::{is_loaded, load, unload, unload_when_idle};
+use ktap::module::{is_loaded, load, unload, unload_when_idle, Loaded};
 use ktap::peers::{CLASS, SOON};
 use ktap::prelude::*;
 use ktap::wait_for_umad;
 use selftests::netlink::Uevents;
 use selftests::task::MUST;
-
-/// Loads the module again when a check ends without it: the next ones need it.
-struct Loaded;
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        if !is_loaded() {
-            let _ = load();
-        }
-        let _ = nodes_are_there();
-    }
-}
 
 fn nodes_are_there() -> Outcome {
     ensure_eq!(wait_for_umad("rxe0")?, 0);

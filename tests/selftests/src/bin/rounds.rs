@@ -7,7 +7,7 @@
 
 use std::thread::sleep;
 
-use ktap::module::{is_loaded, load, unload_when_idle};
+use ktap::module::{load, unload_when_idle, Loaded};
 use ktap::peers::{CLASS, OUI, SOON};
 use ktap::prelude::*;
 use ktap::wait_for_umad;
@@ -44,18 +44,6 @@ fn keeps_nothing(rounds: u32, mut round: impl FnMut() -> Outcome) -> Outcome {
 
 fn settle() {
     sleep(Duration::from_secs(1));
-}
-
-/// Loads the module again when a check ends without it: the next ones need it.
-struct Loaded;
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        if !is_loaded() {
-            let _ = load();
-        }
-        let _ = wait_for_umad("rxe1");
-    }
 }
 
 fn main() -> std::process::ExitCode {
