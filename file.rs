@@ -646,13 +646,10 @@ impl UmadFile {
         if inner.arrivals.is_busy() || packet.source().is_some() {
             let mut rejected = None;
             let mut ask = false;
-            if !inner.alive {
-                rejected = Some(packet);
-            } else if !inner.has_room_for(&packet) {
-                inner.counters.dropped += 1;
-                rejected = Some(packet);
-            } else {
+            if inner.alive && inner.admits(&packet) {
                 ask = inner.arrivals.push(packet);
+            } else {
+                rejected = Some(packet);
             }
             drop(inner);
             drop(rejected);
@@ -802,21 +799,22 @@ impl Inner {
         (self.queue.take(), self.arrivals.take())
     }
 
-    /// Whether a received MAD may be queued. Timeouts always may: their number is bounded by the sends that
-    /// the file has outstanding.
-    fn has_room_for(&self, packet: &Packet) -> bool {
-        bounds::is_room_for(
+    /// Whether there is room for a received MAD; if not, it counts as dropped. Reports of timeouts are not
+    /// asked about: `max_outstanding` bounds them.
+    fn admits(&mut self, packet: &Packet) -> bool {
+        let is_room = bounds::is_room_for(
             packet.cost(),
             self.queue.len() + self.arrivals.len(),
             self.queue.cost() + self.arrivals.cost(),
-        )
+        );
+        self.counters.dropped += u64::from(!is_room);
+        is_room
     }
 
     /// Queues a received MAD, unless there is no room, or the device or its agent is gone: then the packet
     /// comes back.
     fn queue_received(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
-        if !self.has_room_for(&packet) {
-            self.counters.dropped += 1;
+        if !self.admits(&packet) {
             return Some(packet);
         }
         let rejected = self.queue_packet(packet);
