@@ -109,7 +109,7 @@ impl Arrivals {
     }
 }
 
-type Remembered = Cache<[u64; 5], (Known, Epoch)>;
+type Remembered = Cache<5, (Known, Epoch)>;
 
 /// Ways back that were found for a port.
 #[pin_data]

@@ -17,43 +17,34 @@ const SETS: usize = 32;
 const WAYS: usize = 4;
 
 /// What a cache is asked with: a few words that mix well enough when they are multiplied.
-pub(crate) trait Key: Copy {
-    /// The words.
-    fn words(&self) -> impl Iterator<Item = u64>;
+pub(crate) type Key<const N: usize> = [u64; N];
 
-    /// Whether all of them are the same. A few instructions, where `==` is a call.
-    fn is_same(&self, other: &Self) -> bool {
-        let words = self.words().zip(other.words());
-        words.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
-    }
+/// Whether all words are the same. A few instructions, where `==` is a call.
+fn is_same<const N: usize>(one: &Key<N>, other: &Key<N>) -> bool {
+    let words = one.iter().zip(other);
+    words.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
-impl<const N: usize> Key for [u64; N] {
-    fn words(&self) -> impl Iterator<Item = u64> {
-        self.iter().copied()
-    }
-}
-
-fn set_of(key: &impl Key) -> usize {
+fn set_of<const N: usize>(key: &Key<N>) -> usize {
     // Multiplying carries every bit into the upper ones.
-    let hash = key.words().fold(0u64, |hash, word| {
-        (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    let hash = key.iter().fold(0u64, |hash, word| {
+        (hash.rotate_left(5) ^ *word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     });
     // CAST: What is left is below `SETS`.
     (hash >> (u64::BITS - SETS.trailing_zeros())) as usize
 }
 
-struct Slot<K, V> {
-    entry: Option<(K, V)>,
+struct Slot<const N: usize, V> {
+    entry: Option<(Key<N>, V)>,
     used: u64,
 }
 
-type Sets<K, V> = KVec<[Slot<K, V>; WAYS]>;
+type Sets<const N: usize, V> = KVec<[Slot<N, V>; WAYS]>;
 
 /// Memory for the values of a cache.
-pub(crate) struct Room<K, V>(Sets<K, V>);
+pub(crate) struct Room<const N: usize, V>(Sets<N, V>);
 
-impl<K: Key, V> Room<K, V> {
+impl<const N: usize, V> Room<N, V> {
     /// Gets the memory, charged to the caller.
     ///
     /// # Errors
@@ -77,12 +68,12 @@ impl<K: Key, V> Room<K, V> {
 }
 
 /// The cache.
-pub(crate) struct Cache<K, V> {
-    sets: Sets<K, V>,
+pub(crate) struct Cache<const N: usize, V> {
+    sets: Sets<N, V>,
     now: u64,
 }
 
-impl<K: Key, V> Cache<K, V> {
+impl<const N: usize, V> Cache<N, V> {
     /// An empty cache, without memory.
     pub(crate) const fn new() -> Self {
         Self {
@@ -97,11 +88,11 @@ impl<K: Key, V> Cache<K, V> {
     }
 
     /// The value of a key.
-    pub(crate) fn get(&mut self, key: &K) -> Option<&V> {
+    pub(crate) fn get(&mut self, key: &Key<N>) -> Option<&V> {
         let slot = self.sets.get_mut(set_of(key))?.iter_mut().find(|slot| {
             slot.entry
                 .as_ref()
-                .is_some_and(|(there, _)| there.is_same(key))
+                .is_some_and(|(there, _)| is_same(there, key))
         })?;
         self.now += 1;
         slot.used = self.now;
@@ -109,7 +100,7 @@ impl<K: Key, V> Cache<K, V> {
     }
 
     /// Takes memory. Returns it if there is some already.
-    pub(crate) fn enlarge(&mut self, room: Room<K, V>) -> Option<Room<K, V>> {
+    pub(crate) fn enlarge(&mut self, room: Room<N, V>) -> Option<Room<N, V>> {
         if !self.needs_room() {
             return Some(room);
         }
@@ -118,13 +109,13 @@ impl<K: Key, V> Cache<K, V> {
     }
 
     /// Puts a value in. Returns what has no place (any more).
-    pub(crate) fn put(&mut self, key: K, value: V) -> Option<V> {
+    pub(crate) fn put(&mut self, key: Key<N>, value: V) -> Option<V> {
         let Some(set) = self.sets.get_mut(set_of(&key)) else {
             return Some(value);
         };
         // The key's own place, or the one that was used least recently.
         let place = set.iter_mut().min_by_key(|slot| match &slot.entry {
-            Some((there, _)) if there.is_same(&key) => (0, 0),
+            Some((there, _)) if is_same(there, &key) => (0, 0),
             Some(_) => (2, slot.used),
             None => (1, 0),
         })?;
@@ -134,7 +125,7 @@ impl<K: Key, V> Cache<K, V> {
     }
 
     /// Takes out everything, and the memory with it.
-    pub(crate) fn take(&mut self) -> All<K, V> {
+    pub(crate) fn take(&mut self) -> All<N, V> {
         All {
             _sets: core::mem::replace(&mut self.sets, KVec::new()),
         }
@@ -143,6 +134,6 @@ impl<K: Key, V> Cache<K, V> {
 
 /// All that was in a cache.
 #[must_use = "to be dropped after unlocking"]
-pub(crate) struct All<K, V> {
-    _sets: Sets<K, V>,
+pub(crate) struct All<const N: usize, V> {
+    _sets: Sets<N, V>,
 }

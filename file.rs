@@ -206,7 +206,7 @@ pub(crate) struct FileStatus {
 
 /// Address handles by their addresses. All are of the file's port, and so of the protection domain that
 /// its agents share; the P_Key is said with each send, and is no part of them.
-type Handles = Cache<[u64; 4], Arc<AddressHandle>>;
+type Handles = Cache<4, Arc<AddressHandle>>;
 
 /// An open umad file.
 #[pin_data]
