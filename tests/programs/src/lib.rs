@@ -15,3 +15,10 @@ pub mod opensm;
 pub mod report;
 pub mod simulated;
 pub mod text;
+
+use ktap::Outcome;
+
+/// What a scene has by now; fails, by its name, if a check before this one did not bring it about.
+pub fn there<T>(value: Option<T>, what: &str) -> Outcome<T> {
+    value.ok_or_else(|| format!("there is no {what}").into())
+}

@@ -11,6 +11,7 @@ use programs::fabric::{folder, Cabled};
 use programs::opensm::{OpenSm, Options, SWEEP};
 use programs::report::Scene;
 use programs::text::count;
+use programs::there;
 
 /// What the checks share.
 #[derive(Default)]
@@ -89,9 +90,7 @@ pub fn scene() -> Scene<World> {
         Ok(())
     });
     scene.check("opensm", "sweeps, while datagrams flow", |world, _| {
-        let Some(sm) = &mut world.sm else {
-            return Err("there is no subnet manager".into());
-        };
+        let sm = there(world.sm.as_mut(), "subnet manager")?;
         let pinger = std::thread::spawn(|| ping(200));
         for _ in 0..5 {
             sm.sweep(SWEEP)?;

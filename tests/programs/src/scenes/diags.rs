@@ -8,6 +8,7 @@ use programs::fabric::{folder, Cabled};
 use programs::opensm::{OpenSm, Options, SWEEP};
 use programs::report::{Scene, Seen};
 use programs::text::{count, figures_hidden, numbers_hidden, value, without};
+use programs::there;
 
 /// What the checks share.
 #[derive(Default)]
@@ -18,9 +19,7 @@ pub struct World {
 
 impl World {
     fn fabric(&self) -> Outcome<&Cabled> {
-        self.fabric
-            .as_ref()
-            .ok_or_else(|| "there is no fabric".into())
+        there(self.fabric.as_ref(), "fabric")
     }
 
     // LIDs of the two ports of this machine.

@@ -12,6 +12,7 @@ use programs::opensm::{OpenSm, Options};
 use programs::report::{Scene, Seen};
 use programs::simulated::Simulated;
 use programs::text::count;
+use programs::there;
 
 /// How long a sweep may take.
 const SWEEP: Duration = Duration::from_secs(240);
@@ -29,15 +30,19 @@ pub struct World {
 
 impl World {
     fn fabric(&mut self) -> Outcome<&mut Simulated> {
-        self.fabric
-            .as_mut()
-            .ok_or_else(|| "there is no fabric".into())
+        there(self.fabric.as_mut(), "fabric")
     }
 
     fn sm(&mut self) -> Outcome<&mut OpenSm> {
-        self.sm
-            .as_mut()
-            .ok_or_else(|| "there is no subnet manager".into())
+        there(self.sm.as_mut(), "subnet manager")
+    }
+
+    // The subnet manager has a record of each node.
+    fn all_nodes(&mut self, seen: &mut Seen) -> Outcome {
+        let found = records("NR", "NodeRecord dump")?;
+        seen.figure("nodes", found);
+        ensure_eq!(found, self.fabric()?.nodes);
+        Ok(())
     }
 
     fn start_sm(&mut self, wire: u32) -> Outcome {
@@ -216,10 +221,7 @@ pub fn medium() -> Scene<World> {
             Simulated::wait_link(0)?;
             Simulated::wait_link(1)?;
             world.sm()?.sweep(SWEEP)?;
-            let found = records("NR", "NodeRecord dump")?;
-            seen.figure("nodes", found);
-            ensure_eq!(found, world.fabric()?.nodes);
-            Ok(())
+            world.all_nodes(seen)
         },
     );
     scene.check(
@@ -227,17 +229,12 @@ pub fn medium() -> Scene<World> {
         "its device is pulled out: a new one brings the fabric up",
         |world, seen| {
             world.fabric()?.unplug(0)?;
-            let Some(sm) = world.sm.take() else {
-                return Err("there is no subnet manager".into());
-            };
+            let sm = there(world.sm.take(), "subnet manager")?;
             sm.kill(LIMIT)?;
             world.fabric()?.plug(0)?;
             Simulated::wait_link(0)?;
             world.start_sm(32)?;
-            let found = records("NR", "NodeRecord dump")?;
-            seen.figure("nodes", found);
-            ensure_eq!(found, world.fabric()?.nodes);
-            Ok(())
+            world.all_nodes(seen)
         },
     );
     scene.check(
@@ -291,9 +288,7 @@ pub fn medium() -> Scene<World> {
         },
     );
     scene.check("opensm", "ends: nothing is left of it", |world, seen| {
-        let Some(sm) = world.sm.take() else {
-            return Err("there is no subnet manager".into());
-        };
+        let sm = there(world.sm.take(), "subnet manager")?;
         seen.figure("status", sm.stop(LIMIT)?);
         world.fabric = None;
         let users = std::fs::read_to_string("/sys/module/ib_umad/refcnt")?;
@@ -316,9 +311,7 @@ pub fn large() -> Scene<World> {
             let smps = world.sm()?.status("QP0 MADs sent")? - before;
             seen.about("SMPs of the second sweep", smps, 2);
             seen.note(format!("{smps} SMPs"));
-            let Some(sm) = world.sm.take() else {
-                return Err("there is no subnet manager".into());
-            };
+            let sm = there(world.sm.take(), "subnet manager")?;
             seen.figure("status", sm.stop(LIMIT)?);
             Ok(())
         },

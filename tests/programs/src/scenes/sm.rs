@@ -13,6 +13,7 @@ use programs::fabric::{folder, Cabled, Local};
 use programs::opensm::{OpenSm, Options, SWEEP};
 use programs::report::Scene;
 use programs::text::count;
+use programs::there;
 use umad::{Address, Method, Packet, Port, Registration, Tid, VendorMad};
 
 /// What the checks share.
@@ -25,15 +26,11 @@ pub struct World {
 
 impl World {
     fn fabric(&mut self) -> Outcome<&mut Cabled> {
-        self.fabric
-            .as_mut()
-            .ok_or_else(|| "there is no fabric".into())
+        there(self.fabric.as_mut(), "fabric")
     }
 
     fn sm(&mut self) -> Outcome<&mut OpenSm> {
-        self.sm
-            .as_mut()
-            .ok_or_else(|| "there is no subnet manager".into())
+        there(self.sm.as_mut(), "subnet manager")
     }
 
     fn local(name: &str) -> Local {
@@ -188,9 +185,7 @@ fn replug(scene: &mut Scene<World>) {
                 ));
                 // It never ends by itself, so it is told to.
                 ensure!(world.sm()?.is_running(), "it ended by itself");
-                let Some(sm) = world.sm.take() else {
-                    return Err("there is no subnet manager".into());
-                };
+                let sm = there(world.sm.take(), "subnet manager")?;
                 sm.kill(LIMIT)?;
                 ensure_eq!(users()?, 0, "open files");
                 world.fabric()?.plug("h1")?;
@@ -286,9 +281,7 @@ fn hardship(scene: &mut Scene<World>) {
         },
     );
     scene.check("opensm", "ends: nothing is left of it", |world, seen| {
-        let Some(sm) = world.sm.take() else {
-            return Err("there is no subnet manager".into());
-        };
+        let sm = there(world.sm.take(), "subnet manager")?;
         seen.figure("status", sm.stop(LIMIT)?);
         ensure_eq!(users()?, 0, "open files");
         ensure!(!World::local("h1").is_sm()?, "IsSM is still set");
