@@ -44,10 +44,7 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::{
-        Arc,
-        ArcBorrow, //
-    }, //
+    sync::Arc, //
 };
 
 /// A registered agent of a file.
@@ -319,7 +316,7 @@ impl MadHandler for Handler {
         self.file.complete_send(send, status);
     }
 
-    fn received(&self, mad: RecvMad, info: &RecvInfo<'_>, request: Option<ArcBorrow<'_, Packet>>) {
+    fn received(&self, mad: RecvMad, info: &RecvInfo<'_>, is_answer: bool) {
         let sender = match info.way_back() {
             WayBack::Local => Sender::Local,
             WayBack::Global(source) => match self.file.way_back(&source) {
@@ -330,7 +327,7 @@ impl MadHandler for Handler {
         };
         // Nobody can be told that a MAD was lost; the sender's timeout does.
         if let Ok(packet) = Packet::received(self.seat, mad, info, sender) {
-            UmadFile::queue_received(&self.file, packet, request.as_deref());
+            UmadFile::queue_received(&self.file, packet, is_answer);
         }
     }
 }

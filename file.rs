@@ -47,7 +47,8 @@ use crate::{
         self,
         NoRoom,
         Outstanding,
-        Room, //
+        Room,
+        SendKey, //
     },
     packet::{
         Packet,
@@ -547,14 +548,11 @@ impl UmadFile {
     /// `EINVAL` for a duplicate; `ENOMEM`.
     pub(crate) fn begin_send(
         &self,
-        send: &Packet,
+        key: &SendKey,
         budget: &mut Option<SendBudget<'_>>,
         list: bool,
         refuse_duplicate: bool,
     ) -> Result {
-        let Some(key) = send.key() else {
-            return Err(EINVAL);
-        };
         loop {
             let mut inner = self.inner.lock();
             if refuse_duplicate && inner.outstanding.contains(key) {
@@ -577,7 +575,6 @@ impl UmadFile {
                         continue;
                     }
                 }
-                send.set_outstanding(true);
                 self.wanted_places
                     .store(inner.outstanding.wanted_places(), Relaxed);
             }
@@ -632,16 +629,13 @@ impl UmadFile {
         Ok(known.map_or_else(|| Sender::NotFoundYet(source.to_owned()), Sender::Found))
     }
 
-    /// A MAD was received; `request` is the send that it is the response to. Called by handlers.
-    pub(crate) fn queue_received(
-        file: &Arc<Self>,
-        packet: ListArc<Packet>,
-        request: Option<&Packet>,
-    ) {
+    /// A MAD was received; if `is_answer`, a request was waiting for it. Called by handlers.
+    pub(crate) fn queue_received(file: &Arc<Self>, packet: ListArc<Packet>, is_answer: bool) {
+        let request = is_answer.then(|| packet.answered()).flatten();
         let mut inner = file.inner.lock();
         // Before the response can be read, even if it lines up first.
-        if let Some(request) = request {
-            inner.end_send(request);
+        if let Some(key) = request {
+            inner.outstanding.answer(&key);
         }
         if inner.arrivals.is_busy() || packet.source().is_some() {
             let mut rejected = None;
@@ -833,10 +827,9 @@ impl Inner {
         None
     }
 
-    /// Ends a send for those who ask whether it is outstanding.
+    /// Takes a send that is done off the list.
     fn end_send(&mut self, send: &Packet) {
-        if let (Some(key), true) = (send.key(), send.is_outstanding()) {
-            send.set_outstanding(false);
+        if let Some(key) = send.listed() {
             self.outstanding.remove(key);
         }
     }

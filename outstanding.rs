@@ -8,7 +8,8 @@
 //! are counted. The cost does not grow with the number of sends.
 //!
 //! When a send is done:
-//! - a request as soon as its response can be read, or its timeout, or it failed;
+//! - a request as soon as its response can be read, or its timeout, or it failed. `ib_mad` completes it
+//!   only behind its response, so the list tells those that are answered from those that are not;
 //! - a response that is sent by RMPP or that waits for an answer of its own: when `ib_mad` completes it
 //!   (for RMPP, with the last acknowledgement, which may come after the other side has read it all);
 //! - any other response at once: the requester may have seen it as soon as it is posted.
@@ -58,6 +59,15 @@ impl SendKey {
         }
     }
 
+    /// The key of the request that a response is the answer to.
+    pub(crate) fn answered_by(mad: &MadHeader) -> Self {
+        Self {
+            tid: mad.tid(),
+            class_and_lid: u64::from(mad.mgmt_class()) << 16,
+            gid: [0; 2],
+        }
+    }
+
     fn is_same(&self, other: &Self) -> bool {
         let [high, low] = self.gid;
         let [other_high, other_low] = other.gid;
@@ -75,6 +85,20 @@ struct Slot {
     key: SendKey,
     /// Sends with the key; 0 for a free place.
     count: u32,
+    /// How many of them are answered, but not completed yet.
+    answered: u32,
+}
+
+impl Slot {
+    fn waits(&self) -> bool {
+        self.count > self.answered
+    }
+
+    /// One send with the key is done. Those that are answered are done first, as they wait for nothing.
+    fn subtract(&mut self) {
+        self.count = self.count.saturating_sub(1);
+        self.answered = self.answered.saturating_sub(1);
+    }
 }
 
 /// Sends by key, in places that follow from the keys: each stands in the first place that was free from
@@ -110,6 +134,7 @@ impl Table {
                 gid: [0; 2],
             },
             count: 0,
+            answered: 0,
         };
         let mut slots = KVVec::with_capacity(places, GFP_KERNEL_ACCOUNT)?;
         slots.extend_with(places, FREE, GFP_KERNEL_ACCOUNT)?;
@@ -159,28 +184,29 @@ impl Table {
         }
     }
 
-    /// Adds to the count of a key. The caller sees to it that there is room.
-    fn add(&mut self, key: SendKey, count: u32) {
+    /// Adds to the counts of a key. The caller sees to it that there is room.
+    fn add(&mut self, key: SendKey, count: u32, answered: u32) {
         if let Some((_, slot)) = self.find(&key) {
             // INVARIANT: It is the first free place from its own on, or its own.
             let was_free = slot.count == 0;
             slot.key = key;
             slot.count += count;
+            slot.answered += answered;
             self.taken += usize::from(was_free);
         }
     }
 
-    /// Takes one from the count of a key, if it is there; returns whether it is.
-    fn subtract(&mut self, key: &SendKey) -> bool {
+    /// Takes one from the counts of a key, if it is there.
+    fn subtract(&mut self, key: &SendKey) {
         let Some((mut hole, slot)) = self.find(key) else {
-            return false;
+            return;
         };
         if slot.count == 0 {
-            return false;
+            return;
         }
-        slot.count -= 1;
+        slot.subtract();
         if slot.count > 0 {
-            return true;
+            return;
         }
         self.taken -= 1;
         // INVARIANT: Whoever stands behind the hole, and could stand in it, moves there.
@@ -198,12 +224,11 @@ impl Table {
                     *to = slot;
                 }
                 if let Some(freed) = self.slots.get_mut(place) {
-                    freed.count = 0;
+                    (freed.count, freed.answered) = (0, 0);
                 }
                 hole = place;
             }
         }
-        true
     }
 }
 
@@ -294,7 +319,7 @@ impl Outstanding {
             if slot.count > 0 {
                 self.former.taken = self.former.taken.saturating_sub(1);
                 if slot.key.class_and_lid != GONE {
-                    self.table.add(slot.key, slot.count);
+                    self.table.add(slot.key, slot.count, slot.answered);
                 }
             }
             self.moved += 1;
@@ -315,10 +340,20 @@ impl Outstanding {
         (slot.count > 0 && place >= moved).then_some(slot)
     }
 
-    /// Whether a send with this key is outstanding.
+    /// Whether a send with this key is outstanding, and not answered.
     pub(crate) fn contains(&mut self, key: &SendKey) -> bool {
-        self.table.find(key).is_some_and(|(_, slot)| slot.count > 0)
-            || self.in_former(key).is_some()
+        self.table.find(key).is_some_and(|(_, slot)| slot.waits())
+            || self.in_former(key).is_some_and(|slot| slot.waits())
+    }
+
+    /// One request with this key, if there is one, is answered.
+    pub(crate) fn answer(&mut self, key: &SendKey) {
+        // What is in the former table is older.
+        if let Some(slot) = self.in_former(key).filter(|slot| slot.waits()) {
+            slot.answered += 1;
+        } else if let Some((_, slot)) = self.table.find(key).filter(|(_, slot)| slot.waits()) {
+            slot.answered += 1;
+        }
     }
 
     /// Lists a send.
@@ -337,28 +372,42 @@ impl Outstanding {
                 NoRoom::Places(self.wanted_places())
             });
         }
-        self.table.add(key, 1);
+        self.table.add(key, 1, 0);
         Ok(Unneeded {
             _table: self.move_some(),
         })
     }
 
-    /// Takes one from the count of a key in the former table, where places below `moved` and those behind
-    /// them must stay as they are: what is gone there is marked by a key that no MAD has.
-    fn remove_former(&mut self, key: &SendKey) {
-        if let Some(slot) = self.in_former(key) {
-            slot.count -= 1;
-            if slot.count == 0 {
-                slot.count = 1;
-                slot.key.class_and_lid = GONE;
-            }
+    /// Takes one from the counts of a key in the former table, if one is there that is not answered later
+    /// than one in the other table. What is gone there is marked by a key that no MAD has: places below
+    /// `moved` and those behind them must stay as they are.
+    fn remove_former(&mut self, key: &SendKey) -> bool {
+        if self.former.places() == 0 {
+            return false;
         }
+        let answered = self
+            .table
+            .find(key)
+            .is_some_and(|(_, slot)| slot.answered > 0);
+        let Some(slot) = self.in_former(key) else {
+            return false;
+        };
+        if answered && slot.answered == 0 {
+            return false;
+        }
+        slot.subtract();
+        if slot.count == 0 {
+            slot.count = 1;
+            slot.key.class_and_lid = GONE;
+        }
+        true
     }
 
-    /// Takes a send off the list. The table keeps its places: who had many sends outstanding will again.
+    /// Takes a send off the list: one that is answered, if there is one. The table keeps its places: who
+    /// had many sends outstanding will again.
     pub(crate) fn remove(&mut self, key: &SendKey) {
-        if !self.table.subtract(key) {
-            self.remove_former(key);
+        if !self.remove_former(key) {
+            self.table.subtract(key);
         }
     }
 }
@@ -369,12 +418,16 @@ mod tests {
     use crate::rdma::mad::MAD_HDR_LEN;
     use zerocopy::FromZeros;
 
-    /// The key of a request, or of a response, to a LID, or to a GID that ends in `gid`.
-    fn key(is_response: bool, class: u8, tid: u64, lid: u16, gid: Option<u8>) -> SendKey {
+    fn header(class: u8, tid: u64) -> MadHeader {
         let mut mad = [0; MAD_HDR_LEN];
         let [_, mgmt_class, _, _, _, _, _, _, at_tid @ .., _, _, _, _, _, _, _, _] = &mut mad;
         *mgmt_class = class;
         *at_tid = tid.to_be_bytes();
+        MadHeader::from_array(mad)
+    }
+
+    /// The key of a request, or of a response, to a LID, or to a GID that ends in `gid`.
+    fn key(is_response: bool, class: u8, tid: u64, lid: u16, gid: Option<u8>) -> SendKey {
         let mut header = PacketHeader::new_zeroed();
         header.lid_be = lid.to_be();
         if let Some(gid) = gid {
@@ -382,7 +435,7 @@ mod tests {
             let [.., last] = &mut header.gid;
             *last = gid;
         }
-        SendKey::new(&header, &MadHeader::from_array(mad), is_response)
+        SendKey::new(&header, &self::header(class, tid), is_response)
     }
 
     fn request(tid: u64) -> SendKey {
@@ -430,14 +483,66 @@ mod tests {
             insert(&mut sends, key)?;
         }
         for _ in 0..2 {
-            drop(sends.remove(&key));
+            sends.remove(&key);
             assert!(sends.contains(&key));
         }
-        drop(sends.remove(&key));
+        sends.remove(&key);
         assert!(!sends.contains(&key));
         // One that is not listed.
-        drop(sends.remove(&key));
+        sends.remove(&key);
         assert!(!sends.contains(&key));
+        Ok(())
+    }
+
+    #[test]
+    fn an_answered_request_is_not_in_the_way_of_the_next() -> Result {
+        let mut sends = Outstanding::new();
+        let key = request(7);
+        // None is there.
+        sends.answer(&key);
+        assert!(!sends.contains(&key));
+        insert(&mut sends, key)?;
+        sends.answer(&SendKey::answered_by(&header(0x31, 7)));
+        sends.answer(&SendKey::answered_by(&header(0x30, 8)));
+        assert!(sends.contains(&key));
+        sends.answer(&SendKey::answered_by(&header(0x30, 7)));
+        assert!(!sends.contains(&key));
+        // The next one is outstanding, also when the first one is done.
+        insert(&mut sends, key)?;
+        assert!(sends.contains(&key));
+        sends.remove(&key);
+        assert!(sends.contains(&key));
+        sends.remove(&key);
+        assert!(!sends.contains(&key));
+        assert_eq!(sends.table.taken, 0);
+        Ok(())
+    }
+
+    /// The same for requests that stand in both tables, or in the former one.
+    #[test]
+    fn an_answered_request_stays_so_while_it_moves() -> Result {
+        const OLD: u64 = 16;
+        let mut sends = Outstanding::new();
+        for tid in 0..OLD {
+            insert(&mut sends, request(tid))?;
+        }
+        for tid in 0..OLD {
+            sends.answer(&request(tid));
+        }
+        drop(sends.enlarge(Room::new(FIRST_PLACES * 2)?));
+        // Each of these moves some of the others.
+        for tid in 0..OLD {
+            assert!(!sends.contains(&request(tid)));
+            drop(sends.insert(request(tid)).map_err(|_| ENOMEM)?);
+            assert!(sends.contains(&request(tid)));
+            sends.remove(&request(tid));
+            assert!(sends.contains(&request(tid)));
+        }
+        for tid in 0..OLD {
+            sends.remove(&request(tid));
+            assert!(!sends.contains(&request(tid)));
+        }
+        assert_eq!(sends.table.taken, 0);
         Ok(())
     }
 
@@ -494,7 +599,7 @@ mod tests {
                 insert(&mut sends, request(tid))?;
                 *count += 1;
             } else {
-                drop(sends.remove(&request(tid)));
+                sends.remove(&request(tid));
                 *count = count.saturating_sub(1);
             }
             wrong += usize::from(sends.contains(&request(tid)) != (*count > 0));
@@ -508,7 +613,7 @@ mod tests {
         assert_eq!(wrong, 0);
         for (tid, count) in (0..).zip(counts.iter()) {
             for _ in 0..*count {
-                drop(sends.remove(&request(tid)));
+                sends.remove(&request(tid));
             }
         }
         assert!(!(0..KEYS as u64).any(|tid| sends.contains(&request(tid))));

@@ -60,8 +60,8 @@ use kernel::{
 pub(crate) struct SentMad {
     /// Its header, with the transaction id that it was sent with.
     header: MadHeader,
-    /// What it is known by among the outstanding sends.
-    key: SendKey,
+    /// What the outstanding sends have it listed by, if they have.
+    listed: Option<SendKey>,
     /// What it costs until it is done, see [`bounds`].
     cost: usize,
 }
@@ -98,8 +98,6 @@ pub(crate) struct Packet {
     links: ListLinks,
     /// Position in the receive queue, once it was there.
     position: Atomic<u64>,
-    /// Whether the outstanding sends count this one. Changed under the file's lock only.
-    outstanding: Atomic<bool>,
     seat: Seat,
     header: PacketHeader,
     body: Body,
@@ -117,7 +115,6 @@ impl Packet {
         try_pin_init!(Self {
             links <- ListLinks::new(),
             position: Atomic::new(0),
-            outstanding: Atomic::new(false),
             seat,
             header,
             body,
@@ -204,7 +201,7 @@ impl Packet {
         seat: Seat,
         header: &PacketHeader,
         mad: MadHeader,
-        key: SendKey,
+        listed: Option<SendKey>,
         cost: usize,
     ) -> Result<Arc<Self>> {
         let header = PacketHeader {
@@ -213,7 +210,7 @@ impl Packet {
         };
         let body = Body::Sent(SentMad {
             header: mad,
-            key,
+            listed,
             cost,
         });
         Ok(memory
@@ -227,11 +224,19 @@ impl Packet {
         self.seat
     }
 
-    /// What a send is known by. `None` for a received MAD.
-    pub(crate) fn key(&self) -> Option<&SendKey> {
+    /// What the outstanding sends have a send listed by, if they have. `None` for a received MAD.
+    pub(crate) fn listed(&self) -> Option<&SendKey> {
         match &self.body {
-            Body::Sent(sent) => Some(&sent.key),
+            Body::Sent(sent) => sent.listed.as_ref(),
             Body::Received(_) => None,
+        }
+    }
+
+    /// What a request is listed by that a received MAD would be the answer to.
+    pub(crate) fn answered(&self) -> Option<SendKey> {
+        match &self.body {
+            Body::Received(received) => Some(SendKey::answered_by(&received.mad.header())),
+            Body::Sent(_) => None,
         }
     }
 
@@ -267,16 +272,6 @@ impl Packet {
             }
             Body::Sent(_) => bounds::timeout_cost(),
         }
-    }
-
-    /// Whether the send counts as outstanding. Under the file's lock.
-    pub(crate) fn is_outstanding(&self) -> bool {
-        self.outstanding.load(Relaxed)
-    }
-
-    /// Says whether the send counts as outstanding. Under the file's lock.
-    pub(crate) fn set_outstanding(&self, outstanding: bool) {
-        self.outstanding.store(outstanding, Relaxed);
     }
 
     /// Copies the packet to a reader, returns the number of bytes.
@@ -404,8 +399,7 @@ pub(crate) mod tests {
         *at_tid = tid.to_be_bytes();
         let mad = MadHeader::from_array(mad);
         let header = PacketHeader::new_zeroed();
-        let key = SendKey::new(&header, &mad, false);
-        let packet = Packet::sent(Packet::memory()?, seat, &header, mad, key, 0)?;
+        let packet = Packet::sent(Packet::memory()?, seat, &header, mad, None, 0)?;
         Arc::into_unique_or_drop(packet)
             .map(ListArc::from)
             .ok_or(EBUSY)
@@ -440,10 +434,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_send_has_a_key_and_is_not_outstanding_by_itself() -> Result {
+    fn a_send_is_a_timeout_if_it_is_queued() -> Result {
         let packet = unanswered(Seat::new(crate::seat::AgentId::from_user(0)?, 1), 7)?;
-        assert!(packet.key().is_some());
-        assert!(!packet.is_outstanding());
+        assert!(packet.is_timeout());
         assert_eq!(packet.header.status, STATUS_TIMED_OUT);
         assert!(tid(&packet) == Some(7));
         Ok(())

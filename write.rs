@@ -316,12 +316,13 @@ fn send<'a>(
 
     let key = SendKey::new(&written.header, &header, is_response);
     let cost = budget.as_ref().map_or(0, SendBudget::cost);
-    let send = Packet::sent(memory, seat, &written.header, header, key, cost)?;
     // A plain response is on its way when it is posted, see `crate::outstanding`.
     let list = written.wants_rmpp || written.header.timeout_ms != 0 || !is_response;
+    let listed = list.then_some(key);
+    let send = Packet::sent(memory, seat, &written.header, header, listed, cost)?;
     // An agent that does RMPP itself sends many MADs with one transaction id.
     let user_segment = !kernel_rmpp && written.wants_rmpp;
-    file.begin_send(&send, budget, list, !user_segment)?;
+    file.begin_send(&key, budget, list, !user_segment)?;
     mad.post(ah, written.header.timeout_ms, written.header.retries, send)
         .map_err(|(e, send)| {
             file.abort_send(&send);

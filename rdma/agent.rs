@@ -80,14 +80,9 @@ pub(crate) trait MadHandler: Sized + Send + Sync + 'static {
     /// A send is completed.
     fn sent(&self, send: Self::Send, status: SendStatus);
 
-    /// A MAD came in. If it is the response to one of the agent's own sends, `request` is what went
-    /// with that; [`MadHandler::sent`] is called for it later.
-    fn received(
-        &self,
-        mad: RecvMad,
-        info: &RecvInfo<'_>,
-        request: Option<<Self::Send as ForeignOwnable>::Borrowed<'_>>,
-    );
+    /// A MAD came in. If `is_answer`, a request with its class and transaction id was waiting for it;
+    /// [`MadHandler::sent`] is called for that later.
+    fn received(&self, mad: RecvMad, info: &RecvInfo<'_>, is_answer: bool);
 }
 
 /// A registered MAD agent.
@@ -230,8 +225,8 @@ impl<H: MadHandler> Agent<H> {
 
     /// # Safety
     ///
-    /// Called by `ib_mad` with a registered agent of this type, null or a live send buffer, and a
-    /// received MAD that the handler is to free.
+    /// Called by `ib_mad` with a registered agent of this type, and a received MAD that the handler is
+    /// to free.
     unsafe extern "C" fn recv_handler(
         agent: *mut bindings::ib_mad_agent,
         send_buf: *mut bindings::ib_mad_send_buf,
@@ -247,21 +242,11 @@ impl<H: MadHandler> Agent<H> {
         if !info.is_success() {
             return;
         }
-        // At hop 0 of a directed route the buffer is that of whoever sent the request, and a request
-        // that comes with a buffer is no response to it.
-        // SAFETY: A buffer that is not null is live until the handler returns: `ib_mad` completes a
-        // request after its response, in this thread, or, if the send itself is not completed yet, in
-        // the work item of the completion queue, which this handler runs in. Directed-route MADs that
-        // stay local are completed behind the handler, too.
-        let own = !send_buf.is_null() && unsafe { (*send_buf).mad_agent } == agent;
-        let request = if own && mad.header().is_response() {
-            // SAFETY: It is this agent's, so `post` put the foreign pointer there; `ib_mad` completes
-            // the send after this handler.
-            Some(unsafe { H::Send::borrow((*send_buf).context[0]) })
-        } else {
-            None
-        };
-        handler.received(mad, &info, request);
+        // What the buffer holds is not looked at: it is that of whoever sent the request at hop 0 of a
+        // directed route, and a send that fails meanwhile may be freed. A request that comes with a
+        // buffer is no answer.
+        let is_answer = !send_buf.is_null() && mad.header().is_response();
+        handler.received(mad, &info, is_answer);
     }
 }
 
