@@ -13,6 +13,8 @@ ACCEL=
 GUEST_MACHINE=pc
 GUEST_MEMORY=2G
 GUEST_PARAMETERS=
+# how many seconds the kernel may take until the job begins
+GUEST_BOOT_LIMIT=300
 GUEST_VARIABLES=
 
 # guest_initrd: sets INITRD; made again when the kernel or its init changes
@@ -61,17 +63,36 @@ guest_options() {
 	share run "$RUN"
 }
 
+# guest_began: whether the job of $RUN has begun
+guest_began() { grep -q '^@guest begin' "$RUN/console"; }
+
 # guest_start ACCEL SECONDS [show [INDENT]]: boots $RUN with a bound, console
 # to $RUN/console; with show, what the job prints is shown. Sets GUEST_STATUS to the job's
-# exit status, or "hung" or "died".
+# exit status, or "hung" or "died". A kernel that does not come as far as the
+# job, and so not to our module, is booted again: emulation on several threads
+# at times executes code that the kernel is just patching, or loses the timer.
 guest_start() {
-	local options=() st=0 viewer=
+	local more=2
+	guest_boot "$@"
+	while ! guest_began && [ "$more" -gt 0 ]; do
+		guest_trouble "$2" 2>&1 | sed "s/^/${4:-}# /"
+		printf '%s# %s\n' "${4:-}" "the kernel did not come as far as the job: booting again"
+		more=$((more - 1))
+		guest_boot "$@"
+	done
+}
+
+# guest_boot ACCEL SECONDS [show [INDENT]]: boots $RUN once
+guest_boot() {
+	local options=() st=0 watch viewer=''
 	mapfile -t options < <(guest_options "$1")
 	: >"$RUN/console"
 	rm -f "$RUN/status"
 	setpriv --pdeathsig KILL timeout -k 5 "$2" setpriv --pdeathsig KILL \
 		qemu-system-x86_64 "${options[@]}" -monitor none -serial "file:$RUN/console" </dev/null >"$RUN/qemu" 2>&1 7>&- 8>&- 9>&- &
 	CHILD=$!
+	guest_watch "$CHILD" "$2" &
+	watch=$!
 	if [ -n "${3:-}" ]; then
 		tail -q -n +1 -s 0.1 -f --pid="$CHILD" "$RUN/console" 2>/dev/null |
 			sed -u -n "s/\r//g; /^@guest begin\$/,/@guest end\$/{/@guest [a-z]*\$/!s/^/${4:-}/p}" &
@@ -80,20 +101,31 @@ guest_start() {
 	wait "$CHILD" || st=$?
 	CHILD=
 	[ -z "$viewer" ] || wait "$viewer" || true
+	wait "$watch" || true
 	if [ -s "$RUN/status" ]; then
 		GUEST_STATUS=$(cat "$RUN/status")
-	elif [ "$st" -eq 124 ] || [ "$st" -eq 137 ]; then
+	elif [ "$st" -eq 124 ] || [ "$st" -eq 137 ] || [ "$st" -eq 143 ]; then
 		GUEST_STATUS=hung
 	else
 		GUEST_STATUS=died
 	fi
 }
 
+# guest_watch PID SECONDS: ends a boot that does not come as far as the job
+guest_watch() {
+	local left=$((GUEST_BOOT_LIMIT < $2 ? GUEST_BOOT_LIMIT : $2))
+	while kill -0 "$1" 2>/dev/null && ! guest_began; do
+		[ "$left" -gt 0 ] || kill "$1" 2>/dev/null || true
+		left=$((left - 1))
+		sleep 1
+	done
+}
+
 # guest_trouble SECONDS: tells about a guest that hung or died
 guest_trouble() {
 	{
 		case $GUEST_STATUS in
-		hung) note "the guest was stopped after $1 s" ;;
+		hung) note "the guest was stopped after $(guest_began && echo "$1" || echo "$GUEST_BOOT_LIMIT") s" ;;
 		died) note "the guest ended without a result" ;;
 		esac
 		sed 's/^/    qemu: /' "$RUN/qemu"
@@ -117,7 +149,7 @@ guest_accel() {
 	if [ ! -s "$file" ]; then
 		note 'trying whether a guest starts with KVM ...'
 		guest_new kvm-probe 'true'
-		guest_start kvm 20
+		guest_boot kvm 20
 		[ "$GUEST_STATUS" != 0 ] || ACCEL=kvm
 		printf '%s\n' "$ACCEL" >"$file.new"
 		mv "$file.new" "$file"
