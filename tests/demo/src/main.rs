@@ -24,6 +24,8 @@ const ROUND_TRIPS: std::ops::RangeInclusive<u32> = 100..=1000;
 const ROUND_TRIPS_TIME: Duration = Duration::from_secs(5);
 
 const TIMEOUT: Duration = Duration::from_millis(200);
+/// The kernel counts ticks: 10 ms each, if it is configured for the slowest clock that there is.
+const TICK: Duration = Duration::from_millis(10);
 const MESSAGE: usize = 1 << 20;
 
 /// A bound for what must come: large, since the machine may be emulated.
@@ -98,9 +100,12 @@ fn demo() -> Result<()> {
         "  {}  agent {}  receives methods Get and Send",
         answerer.name, answerer.agent
     );
-    let answered = round_trips(&asker, &answerer)?;
-    timeout(&asker, &answerer)?;
-    message(&asker, &answerer)?;
+    // What fails does not keep the others from being shown.
+    let answered = round_trips(&asker, &answerer).map_err(|why| format!("requests: {why}"));
+    let timed_out = timeout(&asker, &answerer).map_err(|why| format!("timeout: {why}"));
+    let arrived = message(&asker, &answerer).map_err(|why| format!("message: {why}"));
+    let answered = answered?;
+    timed_out.and(arrived)?;
     println!(
         "\nAll is well: {answered} requests answered, one timed out when it should, \
          {} KiB arrived byte for byte.",
@@ -245,8 +250,11 @@ fn timeout(asker: &End, answerer: &End) -> Result<()> {
         human(took),
         if status == 110 { " (ETIMEDOUT)" } else { "" }
     );
-    if status != 110 || took < TIMEOUT {
-        return Err("it should have come back with status 110, and not early".into());
+    if status != 110 {
+        return Err("it should have come back with status 110".into());
+    }
+    if took + TICK < TIMEOUT {
+        return Err("it came back early".into());
     }
     Ok(())
 }
