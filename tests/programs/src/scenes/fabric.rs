@@ -287,6 +287,25 @@ pub fn medium() -> Scene<World> {
             Ok(())
         },
     );
+    scene.check(
+        "opensm",
+        "brings up the fabric that ibnetdiscover has written down",
+        |world, seen| {
+            let discovered = folder("discovered")?.join("fabric");
+            let out = run_for("ibnetdiscover -C vhca0 -t 4000", SWEEP)?.ok()?;
+            std::fs::write(&discovered, &out.stdout)?;
+            let sm = there(world.sm.take(), "subnet manager")?;
+            ensure_eq!(sm.stop(LIMIT)?, "0");
+            let (nodes, links) = (world.fabric()?.nodes, world.fabric()?.links);
+            // Its module goes before it comes again.
+            world.fabric = None;
+            let file = discovered.display().to_string();
+            let fabric = world.fabric.insert(Simulated::discovered(&file, 1)?);
+            ensure_eq!((fabric.nodes, fabric.links), (nodes, links));
+            world.start_sm(32)?;
+            world.all_nodes(seen)
+        },
+    );
     scene.check("opensm", "ends: nothing is left of it", |world, seen| {
         let sm = there(world.sm.take(), "subnet manager")?;
         seen.figure("status", sm.stop(LIMIT)?);
