@@ -70,6 +70,9 @@ pub fn read(text: &str) -> Result<(Fabric, Vec<String>), Wrong> {
             notes.push(format!("line {number} is passed over: {line}"));
         }
     }
+    if text.trim().is_empty() {
+        return Err(Wrong::new(0, "it is empty"));
+    }
     if fabric.nodes.is_empty() {
         let why = "there is no line \"Switch ...\" or \"Ca ...\" in it: \
                    it is not what ibnetdiscover writes";

@@ -248,7 +248,7 @@ fn check_link(
     let Some(peer) = by_id.get(&*link.node) else {
         return Err(Wrong::new(
             link.line,
-            format!("{cable}, a node that is missing"),
+            format!("{cable}, a node that is missing (is the file complete?)"),
         ));
     };
     let Some(back) = peer.links.get(&link.port) else {

@@ -69,6 +69,8 @@ fn describe(fabric: &Fabric, places: &[&str]) -> String {
 }
 
 fn run(command: Command) -> Result<String, String> {
+    // Messages begin with it.
+    let mut name = String::new();
     let (mut fabric, node, output) = match command {
         Command::Generate {
             nodes,
@@ -76,16 +78,16 @@ fn run(command: Command) -> Result<String, String> {
             output,
         } => (fat_tree::make(nodes, radix)?, None, Some(output)),
         Command::Convert { file, node, output } => {
-            let name = file.display();
-            let bytes = fs::read(&file).map_err(|e| format!("{name}: {e}"))?;
+            name = format!("{}: ", file.display());
+            let bytes = fs::read(&file).map_err(|e| format!("{name}{e}"))?;
             let text = String::from_utf8_lossy(&bytes);
-            let (fabric, notes) = discovered::read(&text).map_err(|e| format!("{name}: {e}"))?;
+            let (fabric, notes) = discovered::read(&text).map_err(|e| format!("{name}{e}"))?;
             const SHOWN: usize = 3;
             for note in notes.iter().take(SHOWN) {
-                eprintln!("{name}: {note}");
+                eprintln!("{name}{note}");
             }
             if notes.len() > SHOWN {
-                eprintln!("{name}: {} more such lines", notes.len() - SHOWN);
+                eprintln!("{name}{} more such lines", notes.len() - SHOWN);
             }
             (fabric, node, output)
         }
@@ -110,7 +112,7 @@ fn run(command: Command) -> Result<String, String> {
     }
     let first = places
         .first()
-        .ok_or("there is no channel adapter with a cable in its port 1")?;
+        .ok_or_else(|| format!("{name}there is no channel adapter with a cable in its port 1"))?;
     let left_out = fabric.keep_reachable(first);
     if left_out > 0 {
         eprintln!("{left_out} nodes are left out, as they have no way to {first}");
