@@ -169,7 +169,8 @@ retry() {
 cleanup() {
 	local st=$?
 	heartbeat_stop
-	[ -z "$CHILD" ] || kill -KILL "$CHILD" 2>/dev/null || true
+	# Waited for, so that the shell does not tell that it was killed.
+	[ -z "$CHILD" ] || { kill -KILL "$CHILD" && wait "$CHILD"; } 2>/dev/null || true
 	case $st in
 	0 | 129 | 130 | 143) return ;;
 	"$SAID") ;;

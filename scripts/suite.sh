@@ -14,6 +14,17 @@ known_area() {
 	die "there is no area $1." "All: $(cd "$TOP/tests/selftests/src/bin" && echo *.rs | sed 's/\.rs//g') abi32-i686 ${*:2}"
 }
 
+# known_impl NAME...: ends unless these are modules that the tests know
+known_impl() {
+	local impl
+	for impl; do
+		case $impl in
+		c | rust) ;;
+		*) die "there is no module $impl." 'IMPL is of: c (the kernel'"'"'s own), rust (ours)' ;;
+		esac
+	done
+}
+
 # guest_part NUMBER NAME JOB: a part that is a guest's job. The job leaves /out/counts; where it could not, what it
 # printed counts: results that are as deep as $depth blanks.
 guest_part() {
