@@ -327,9 +327,13 @@ Ca\t2 \"H-0000000000000202\"\t\t# \"node-2 mlx5_0\"
         let why = read(&twice).expect_err("it is wrong").to_string();
         assert!(why.contains("is in line 11, too"), "{why}");
         assert!(read("[1] \"S-1\"[1]").is_err(), "a port before any node");
-        for text in ["", "hello\n", "\u{0}\u{1}"] {
+        for (text, expected) in [
+            ("", "empty"),
+            ("hello\n", "ibnetdiscover"),
+            ("\u{0}\u{1}", "ibnetdiscover"),
+        ] {
             let why = read(text).expect_err("it is wrong").to_string();
-            assert!(why.contains("ibnetdiscover"), "{why}");
+            assert!(why.contains(expected), "{why}");
         }
     }
 
