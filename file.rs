@@ -33,7 +33,10 @@ use crate::{
             Operations,
             Positioning, //
         },
-        user::UserBytes,
+        user::{
+            UserBytes,
+            UserRoom, //
+        },
         wait::{
             new_wait_queue,
             PollEvents,
@@ -114,10 +117,7 @@ use kernel::{
         Mutex,
         SpinLock, //
     },
-    uaccess::{
-        UserPtr,
-        UserSliceWriter, //
-    },
+    uaccess::UserPtr,
     workqueue::{
         self,
         Work,
@@ -861,7 +861,7 @@ impl Operations for UmadFile {
 
     /// Errors: `EINVAL` if there is no room for a header, or not for the packet; `EIO` if the device is
     /// gone; `EAGAIN`; `ERESTARTSYS`; and see [`Packet::copy_to`].
-    fn read(file: ArcBorrow<'_, Self>, flags: OpenFlags, buf: UserSliceWriter) -> Result<usize> {
+    fn read(file: ArcBorrow<'_, Self>, flags: OpenFlags, buf: UserRoom) -> Result<usize> {
         let layout = file.layout();
         if buf.len() < layout.header_len() {
             return Err(EINVAL);

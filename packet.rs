@@ -13,6 +13,7 @@
 
 use crate::{
     bounds,
+    chrdev::user::UserRoom,
     outstanding::SendKey,
     rdma::{
         address::GlobalRoute,
@@ -31,8 +32,6 @@ use crate::{
     uapi::{
         Layout,
         PacketHeader,
-        HEADER_LEN,
-        OLD_HEADER_LEN,
         STATUS_TIMED_OUT, //
     }, //
 };
@@ -53,7 +52,6 @@ use kernel::{
         Arc,
         UniqueArc, //
     },
-    uaccess::UserSliceWriter, //
 };
 
 /// A MAD that was written to be sent.
@@ -281,19 +279,14 @@ impl Packet {
     /// `EINVAL` if `buf` has no room for the header and the first segment, and is left alone then;
     /// `ENOSPC` if it has, but not for the whole message: header and first segment are copied, and the
     /// header tells the length; `EFAULT`.
-    pub(crate) fn copy_to(&self, buf: UserSliceWriter, layout: Layout) -> Result<usize> {
+    pub(crate) fn copy_to(&self, buf: UserRoom, layout: Layout) -> Result<usize> {
         match &self.body {
             Body::Received(received) => self.copy_received(&received.mad, buf, layout),
             Body::Sent(sent) => self.copy_sent(sent, buf, layout),
         }
     }
 
-    fn copy_received(
-        &self,
-        mad: &RecvMad,
-        mut to: UserSliceWriter,
-        layout: Layout,
-    ) -> Result<usize> {
+    fn copy_received(&self, mad: &RecvMad, mut to: UserRoom, layout: Layout) -> Result<usize> {
         let len = mad.len();
         let first_len = len.min(mad.segment_len());
         // OVERFLOW: A message is at most 2^31 bytes long.
@@ -307,7 +300,7 @@ impl Packet {
             ..self.header
         };
         write_header(&mut to, &header, layout)?;
-        write_part(&mut to, mad.first_segment().get(..first_len).ok_or(EIO)?)?;
+        to.write(mad.first_segment().get(..first_len).ok_or(EIO)?)?;
         if !whole {
             return Err(ENOSPC);
         }
@@ -317,7 +310,7 @@ impl Packet {
             for segment in mad.more_segments() {
                 let data = segment.get(skip..).unwrap_or(&[]);
                 let data = data.get(..left).unwrap_or(data);
-                write_part(&mut to, data)?;
+                to.write(data)?;
                 left -= data.len();
                 if left == 0 {
                     break;
@@ -331,7 +324,7 @@ impl Packet {
         Ok(total)
     }
 
-    fn copy_sent(&self, sent: &SentMad, mut to: UserSliceWriter, layout: Layout) -> Result<usize> {
+    fn copy_sent(&self, sent: &SentMad, mut to: UserRoom, layout: Layout) -> Result<usize> {
         let total = layout.header_len() + MAD_HDR_LEN;
         if to.len() < total {
             return Err(EINVAL);
@@ -356,40 +349,15 @@ fn with_way_back(header: PacketHeader, global: &GlobalRoute) -> PacketHeader {
 }
 
 /// Writes as much of the header as the layout has.
-fn write_header(to: &mut UserSliceWriter, header: &PacketHeader, layout: Layout) -> Result {
-    let bytes = header.as_bytes();
-    match layout {
-        Layout::PKeyIndex => to.write(bytes.first_chunk::<HEADER_LEN>().ok_or(EINVAL)?),
-        Layout::Old => to.write(bytes.first_chunk::<OLD_HEADER_LEN>().ok_or(EINVAL)?),
-    }
-}
-
-/// Writes a part of a MAD. Those lengths that all but the last parts have are constants: these are copied
-/// without a look at where the bytes lie.
-fn write_part(to: &mut UserSliceWriter, part: &[u8]) -> Result {
-    /// Writes exactly so many bytes.
-    fn write<const LEN: usize>(to: &mut UserSliceWriter, part: &[u8]) -> Result {
-        to.write(part.first_chunk::<LEN>().ok_or(EINVAL)?)
-    }
-
-    match part.len() {
-        // A MAD, and what is left of it without the headers of vendors, device management, and subnet
-        // administration.
-        256 => write::<256>(to, part),
-        216 => write::<216>(to, part),
-        192 => write::<192>(to, part),
-        200 => write::<200>(to, part),
-        _ => to.write_slice(part),
-    }
+fn write_header(to: &mut UserRoom, header: &PacketHeader, layout: Layout) -> Result {
+    let bytes = header.as_bytes().get(..layout.header_len());
+    to.write(bytes.ok_or(EINVAL)?)
 }
 
 #[kunit_tests(umad_packet)]
 pub(crate) mod tests {
     use super::*;
-    use kernel::uaccess::{
-        UserPtr,
-        UserSlice, //
-    };
+    use kernel::uaccess::UserPtr;
     use zerocopy::FromZeros;
 
     /// A send that got no response, with this transaction id.
@@ -415,8 +383,8 @@ pub(crate) mod tests {
 
     /// Room for `len` bytes where no program may write: what passes the checks of length ends in
     /// `EFAULT`, and nothing is written.
-    fn out_of_reach(len: usize) -> UserSliceWriter {
-        UserSlice::new(UserPtr::from_addr(usize::MAX - (1 << 20)), len).writer()
+    fn out_of_reach(len: usize) -> UserRoom {
+        UserRoom::new(UserPtr::from_addr(usize::MAX - (1 << 20)), len)
     }
 
     #[test]

@@ -151,8 +151,8 @@ type Head = [u8; RMPP_HDR_LEN];
 fn read_heads(from: &UserBytes, layout: Layout) -> Result<(PacketHeader, Head)> {
     // At once, if all of it can be read.
     let both = match layout {
-        Layout::PKeyIndex => from.reader().read().map(split),
-        Layout::Old => from.reader().read().map(split_old),
+        Layout::PKeyIndex => from.first().map(split),
+        Layout::Old => from.first().map(split_old),
     };
     let (header, head) = match both {
         Ok(Some(both)) => both,

@@ -12,6 +12,7 @@
 #include <linux/device.h>
 #include <linux/fs.h>
 #include <linux/idr.h>
+#include <linux/instrumented.h>
 #include <linux/jiffies.h>
 #include <linux/kdev_t.h>
 #include <linux/netdevice.h>
@@ -20,6 +21,7 @@
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/uaccess.h>
+#include <linux/unaligned.h>
 #include <linux/wait.h>
 #include <net/ip6_fib.h>
 #include <net/net_namespace.h>
@@ -133,16 +135,83 @@ static inline bool umad_gid_routes(const struct ib_gid_attr *attr, struct umad_r
 }
 
 /*
- * Without the check of the kernel's side that hardened usercopy makes, as for a constant size: the caller
- * has a slice.
+ * Copies to and from a program. MADs are short: word by word takes fewer instructions than copy_to_user() and
+ * copy_from_user(), whose "rep movsb" steps through the bytes. There is no check of the kernel's side as
+ * hardened usercopy makes it: the caller has a slice. After a fault, some of it may have been copied.
  */
-static inline unsigned long umad_copy_from_user_nofault(void *to, const void __user *from,
-							unsigned long n)
+#define UMAD_PUT(type, at) \
+	unsafe_put_user(get_unaligned((const type *)from + (at)), (type __user *)to + (at), fault)
+#define UMAD_GET(type, at) \
+	do { \
+		type value; \
+\
+		unsafe_get_user(value, (const type __user *)from + (at), fault); \
+		put_unaligned(value, (type *)to + (at)); \
+	} while (0)
+#define UMAD_STEP(bytes) (n -= (bytes), to += (bytes), from += (bytes))
+#define UMAD_COPY(one) \
+	do { \
+		for (; n >= 8 * sizeof(long); UMAD_STEP(8 * sizeof(long))) { \
+			one(unsigned long, 0); \
+			one(unsigned long, 1); \
+			one(unsigned long, 2); \
+			one(unsigned long, 3); \
+			one(unsigned long, 4); \
+			one(unsigned long, 5); \
+			one(unsigned long, 6); \
+			one(unsigned long, 7); \
+		} \
+		for (; n >= sizeof(long); UMAD_STEP(sizeof(long))) \
+			one(unsigned long, 0); \
+		for (; n >= sizeof(int); UMAD_STEP(sizeof(int))) \
+			one(unsigned int, 0); \
+		for (; n; UMAD_STEP(1)) \
+			one(unsigned char, 0); \
+	} while (0)
+
+static inline bool umad_write_user(void __user *to, const void *from, unsigned long n)
 {
+	might_fault();
+	instrument_copy_to_user(to, from, n);
+	if (should_fail_usercopy() || !user_write_access_begin(to, n))
+		return false;
+	UMAD_COPY(UMAD_PUT);
+	user_write_access_end();
+	return true;
+fault:
+	user_write_access_end();
+	return false;
+}
+
+static inline bool umad_read_user_raw(void *to, const void __user *from, unsigned long n)
+{
+	if (!user_read_access_begin(from, n))
+		return false;
+	UMAD_COPY(UMAD_GET);
+	user_read_access_end();
+	return true;
+fault:
+	user_read_access_end();
+	return false;
+}
+
+static inline bool umad_read_user(void *to, const void __user *from, unsigned long n)
+{
+	might_fault();
+	if (should_fail_usercopy())
+		return false;
+	return umad_read_user_raw(to, from, n);
+}
+
+/* Fails instead of waiting for a page. */
+static inline bool umad_read_user_nofault(void *to, const void __user *from, unsigned long n)
+{
+	bool done;
+
 	pagefault_disable();
-	n = _inline_copy_from_user(to, from, n);
+	done = !should_fail_usercopy() && umad_read_user_raw(to, from, n);
 	pagefault_enable();
-	return n;
+	return done;
 }
 
 /*

@@ -10,7 +10,10 @@
 
 use super::{
     node::NodeInner,
-    user::UserBytes,
+    user::{
+        UserBytes,
+        UserRoom, //
+    },
     wait::{
         PollEvents,
         PollTable, //
@@ -27,11 +30,7 @@ use kernel::{
     prelude::*,
     seq_file::SeqFile,
     types::ForeignOwnable,
-    uaccess::{
-        UserPtr,
-        UserSlice,
-        UserSliceWriter, //
-    }, //
+    uaccess::UserPtr, //
 };
 
 /// How a node's files are positioned.
@@ -76,7 +75,7 @@ pub(crate) trait Operations: Sized + 'static {
     fn read(
         _file: <Self::File as ForeignOwnable>::Borrowed<'_>,
         _flags: OpenFlags,
-        _buf: UserSliceWriter,
+        _buf: UserRoom,
     ) -> Result<usize> {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
@@ -166,8 +165,8 @@ impl<T: Operations> FileVTable<T> {
                 OpenFlags((*file).f_flags),
             )
         };
-        let buf = UserSlice::new(UserPtr::from_ptr(buf.cast()), count);
-        count_or_errno(T::read(opened, flags, buf.writer()))
+        let buf = UserRoom::new(UserPtr::from_ptr(buf.cast()), count);
+        count_or_errno(T::read(opened, flags, buf))
     }
 
     /// # Safety

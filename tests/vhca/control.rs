@@ -24,7 +24,10 @@ use crate::{
             Operations,
             Positioning, //
         },
-        user::UserBytes,
+        user::{
+            UserBytes,
+            UserRoom, //
+        },
         wait::{
             PollEvents,
             PollTable, //
@@ -61,8 +64,7 @@ use kernel::{
     uaccess::{
         UserPtr,
         UserSlice,
-        UserSliceReader,
-        UserSliceWriter, //
+        UserSliceReader, //
     }, //
 };
 
@@ -234,11 +236,7 @@ impl Operations for ControlFile {
 
     /// Errors: `ENOSPC` if the buffer is too small for what is next, `EAGAIN`, `ERESTARTSYS`. At the
     /// end of the device, 0 bytes.
-    fn read(
-        file: ArcBorrow<'_, Self>,
-        flags: OpenFlags,
-        mut buf: UserSliceWriter,
-    ) -> Result<usize> {
+    fn read(file: ArcBorrow<'_, Self>, flags: OpenFlags, mut buf: UserRoom) -> Result<usize> {
         let room = buf.len();
         let next = if flags.nonblocking() {
             file.outbox.next(room).ok_or(EAGAIN)?
@@ -250,8 +248,8 @@ impl Operations for ControlFile {
         match next {
             Next::Item(item) => {
                 let (header, mad) = item.parts();
-                buf.write_slice(header)?;
-                buf.write_slice(mad)?;
+                buf.write(header)?;
+                buf.write(mad)?;
                 Ok(item.len())
             }
             Next::TooLong => Err(ENOSPC),
