@@ -7,7 +7,7 @@ export KDIR
 
 # For the commands that choose a kernel themselves.
 export KERNEL_RELEASE = $(KERNEL)
-export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL ROUNDS CALL INSTALL_MOD_PATH FABRIC
+export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL IF_BUILT ROUNDS CALL INSTALL_MOD_PATH FABRIC
 # Where make was called, also with -C: a relative FABRIC is meant from there.
 export CALLED_IN = $(PWD)
 
