@@ -230,15 +230,12 @@ impl AgentTable {
         }
     }
 
-    /// What the agents are, by id.
-    pub(crate) fn registrations(&self) -> [Option<Registration>; MAX_AGENTS] {
-        let mut registrations = [const { None }; MAX_AGENTS];
-        for (slot, registration) in self.slots.iter().zip(registrations.iter_mut()) {
-            if let State::Live(agent) = &slot.state {
-                *registration = Some(*agent.registration());
-            }
+    /// What the agent with this id is.
+    pub(crate) fn registration(&self, id: AgentId) -> Option<Registration> {
+        match &self.slot(id)?.state {
+            State::Live(agent) => Some(*agent.registration()),
+            _ => None,
         }
-        registrations
     }
 
     /// The agent with this id, and its seat. It cannot be unregistered until the caller lets go.

@@ -16,7 +16,9 @@ use crate::{
     rdma::agent::{
         ManagementQp,
         Registration, //
-    }, //
+    },
+    seat::AgentId,
+    uapi::MAX_AGENTS, //
 };
 use kernel::{
     seq_file::SeqFile,
@@ -38,9 +40,10 @@ pub(crate) fn show(file: &UmadFile, to: &SeqFile) {
     seq_print!(to, "umad-state:\t{state}\n");
     seq_print!(to, "umad-header:\t{}\n", status.layout.header_len());
     show_work(&status, to);
-    for (id, agent) in status.agents.iter().enumerate() {
-        if let Some(agent) = agent {
-            show_agent(id, agent, to);
+    // One at a time: all of them would be much for the stack.
+    for id in (0..MAX_AGENTS).filter_map(AgentId::from_index) {
+        if let Some(agent) = file.registration(id) {
+            show_agent(id, &agent, to);
         }
     }
 }
@@ -66,7 +69,7 @@ fn show_work(status: &FileStatus, to: &SeqFile) {
     seq_print!(to, "umad-dropped:\t{}\n", counters.dropped);
 }
 
-fn show_agent(id: usize, agent: &Registration, to: &SeqFile) {
+fn show_agent(id: AgentId, agent: &Registration, to: &SeqFile) {
     let qp = match agent.qp {
         ManagementQp::Smi => 0,
         ManagementQp::Gsi => 1,
@@ -76,6 +79,7 @@ fn show_agent(id: usize, agent: &Registration, to: &SeqFile) {
         (_, true) => "user",
         (_, false) => "kernel",
     };
+    let id = id.index();
     seq_print!(to, "umad-agent:\tid {id} qp {qp} rmpp {rmpp}");
     if let Some(interest) = &agent.interest {
         let [a, b, c] = interest.oui;

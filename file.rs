@@ -85,8 +85,7 @@ use crate::{
     },
     uapi::{
         self,
-        Layout,
-        MAX_AGENTS, //
+        Layout, //
     },
     write, //
 };
@@ -195,8 +194,6 @@ pub(crate) struct FileStatus {
     /// The device is there and the file is open.
     pub(crate) alive: bool,
     pub(crate) layout: Layout,
-    /// What its agents are, by id.
-    pub(crate) agents: [Option<Registration>; MAX_AGENTS],
     /// Packets that are not read.
     pub(crate) queued: usize,
     /// What they cost.
@@ -525,12 +522,16 @@ impl UmadFile {
         FileStatus {
             alive: inner.alive,
             layout: self.layout(),
-            agents: inner.agents.registrations(),
             queued: inner.queue.len(),
             queued_cost: inner.queue.cost(),
             under_way: inner.under_way,
             counters: inner.counters,
         }
+    }
+
+    /// What the agent with this id is, at one moment.
+    pub(crate) fn registration(&self, id: AgentId) -> Option<Registration> {
+        self.inner.lock().agents.registration(id)
     }
 
     /// The name that the device had when the file was opened.
