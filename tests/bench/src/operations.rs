@@ -10,7 +10,7 @@ use std::time::Duration;
 use ktap::peers::{fresh_tid, CLASS, OUI, SOON};
 use ktap::prelude::*;
 use nix::poll::PollFlags;
-use selftests::vhca::{self, VhcaExt};
+use selftests::vhca::{self, Smp, VhcaExt};
 use umad::{abi, port::node};
 
 use crate::clock::{drained, idle, set_priority, ticks, timed, Priority};
@@ -243,6 +243,155 @@ fn outstanding(times: usize, counts: &[usize]) -> Outcome {
     Ok(())
 }
 
+/// The close of a file with so many packets that nobody read.
+fn close_unread(times: usize, count: usize) -> Outcome {
+    report(&format!("close, {count} unread"), times, || {
+        let link = Link::rxe(&Peers::registration(CLASS))?;
+        let mut packet = link.packet(CLASS, Method::SEND, Duration::ZERO);
+        make_outstanding(&link, &mut packet, count)?;
+        let (cost, ()) = timed(|| drop(link.b));
+        Ok(cost)
+    })
+}
+
+/// Two threads that write in turn, each on its own file or both on one, with all work; for each send.
+fn two_threads(times: usize) -> Outcome {
+    let (one, other) = (
+        Link::rxe(&Peers::registration(CLASS))?,
+        Link::rxe(&Peers::registration(CLASS + 1))?,
+    );
+    let packets = [CLASS, CLASS + 1];
+    for (name, files) in [
+        ("two threads on one file, a send", [&one, &one]),
+        ("two threads on two files, a send", [&one, &other]),
+    ] {
+        report(name, times, || {
+            let mut cost = 0;
+            let begin = ticks();
+            std::thread::scope(|scope| -> Outcome {
+                let writers = files.iter().zip(packets).map(|(link, class)| {
+                    let class = if std::ptr::eq(*link, &one) {
+                        CLASS
+                    } else {
+                        class
+                    };
+                    let mut packet = link.packet(class, Method::SEND, Duration::ZERO);
+                    scope.spawn(move || -> Outcome {
+                        set_priority(Priority::First)?;
+                        for _ in 0..BATCH / 2 {
+                            renew(&mut packet);
+                            link.a.write(&packet)?;
+                            std::thread::yield_now();
+                        }
+                        Ok(())
+                    })
+                });
+                for writer in writers.collect::<Vec<_>>() {
+                    writer.join().map_err(|_| "a writer panicked")??;
+                }
+                Ok(())
+            })?;
+            cost += drained()?.saturating_sub(begin);
+            ensure_eq!(one.drain()? + other.drain()?, BATCH);
+            Ok(cost / 64)
+        })?;
+    }
+    Ok(())
+}
+
+/// A packet that comes while so many threads sleep in read() on its file, with all work.
+fn sleeping_readers(times: usize, count: usize) -> Outcome {
+    let link = Link::rxe(&Peers::registration(CLASS))?;
+    let mut packet = link.packet(CLASS, Method::SEND, Duration::ZERO);
+    std::thread::scope(|scope| -> Outcome {
+        let readers: Vec<_> = (0..count)
+            .map(|_| {
+                scope.spawn(|| -> umad::Result<()> {
+                    let mut buf = [0; PACKET];
+                    // One with another method is the last one.
+                    while link.b.read(&mut buf).is_ok() && buf[METHOD] == Method::SEND.0 {}
+                    Ok(())
+                })
+            })
+            .collect();
+        let plural = if count == 1 { "" } else { "s" };
+        report(
+            &format!("a packet for {count} sleeping reader{plural}"),
+            times,
+            || {
+                renew(&mut packet);
+                let begin = ticks();
+                link.a.write(&packet)?;
+                Ok(drained()?.saturating_sub(begin))
+            },
+        )?;
+        packet[METHOD] = Method::GET.0;
+        for _ in 0..count {
+            renew(&mut packet);
+            link.a.write(&packet)?;
+        }
+        for reader in readers {
+            reader.join().map_err(|_| "a reader panicked")??;
+        }
+        Ok(())
+    })
+}
+
+/// Writes on a file of a port, on another file of which somebody resolves an address.
+fn beside_resolver(times: usize) -> Outcome {
+    let nobody = Link {
+        to: Address::roce("fe80::dead:beef".parse()?, 0),
+        ..Link::rxe(&Peers::registration(CLASS + 1))?
+    };
+    let link = Link::rxe(&Peers::registration(CLASS))?;
+    let mut packet = link.packet(CLASS, Method::SEND, Duration::ZERO);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| -> Outcome {
+        scope.spawn(|| {
+            let packet = nobody.packet(CLASS + 1, Method::SEND, Duration::ZERO);
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                // It fails, about a second later.
+                let _ = nobody.a.write(&packet);
+            }
+        });
+        idle();
+        let outcome = report("write call, another file resolves", times, || {
+            write_call(&link, &mut packet)
+        });
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        outcome
+    })
+}
+
+/// Directed-route SMPs over a cable, which the other end answers by itself.
+fn directed(pair: &vhca::Pair, times: usize) -> Outcome {
+    let agent = pair.a.agent(1, &Registration::class(0x81, 1).qpn(0))?;
+    let mut buf = [0; PACKET];
+    let request = |agent: &vhca::Agent| {
+        let smp = Smp::directed(Method::GET, 0x11, 0, &[1]);
+        agent
+            .request(&vhca::direct(), smp.0)
+            .timeout(LONG)
+            .to_bytes(Layout::New)
+    };
+    report("InfiniBand, directed route, write call", times, || {
+        let packet = request(&agent);
+        let (cost, wrote) = timed(|| agent.port.write(&packet));
+        ensure_eq!(wrote?, packet.len());
+        ensure_eq!(agent.port.read(&mut buf)?, PACKET);
+        Ok(cost)
+    })?;
+    report("InfiniBand, directed route, round trip", times, || {
+        let packet = request(&agent);
+        let begin = ticks();
+        agent.port.write(&packet)?;
+        let read = agent.port.read(&mut buf)?;
+        let cost = ticks().saturating_sub(begin);
+        ensure_eq!(read, PACKET);
+        Ok(cost)
+    })
+}
+
 /// The close of a file with so many sends outstanding.
 fn close(times: usize, count: usize) -> Outcome {
     report(&format!("close, {count} outstanding"), times, || {
@@ -348,12 +497,23 @@ pub fn run(quick: bool) -> Outcome {
     } else {
         outstanding(times, &[1000, 10_000])?;
         close(1, 10_000)?;
+        close_unread(1, 10_000)?;
+        two_threads(times / 3)?;
+        sleeping_readers(times, 1)?;
+        sleeping_readers(times, 8)?;
+        beside_resolver(times)?;
     }
     rmpp(if quick { 3 } else { 7 }, 64 * 1024)?;
+    if !quick {
+        rmpp(3, 1024 * 1024)?;
+    }
     let module = vhca::Module::load()?;
     let pair = vhca::Pair::new()?;
     let link = Link::ib(&pair)?;
     exchanges("InfiniBand, ", &link, times)?;
+    if !quick {
+        directed(&pair, times)?;
+    }
     drop((link, pair));
     drop(module);
     Ok(())
