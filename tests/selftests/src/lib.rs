@@ -4,9 +4,13 @@
 
 pub mod calls;
 pub mod fdinfo;
+pub mod figure;
 pub mod injection;
 pub mod netlink;
+pub mod netns;
+pub mod parameters;
 pub mod slab;
+pub mod stuck;
 pub mod task;
 pub mod uffd;
 pub mod vhca;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -25,6 +25,7 @@ const HEADER: usize = 16;
 /// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, 0)`
 const NLDEV: u16 = 5 << 10;
 const CMD_GET: u16 = 1;
+const CMD_SET: u16 = 2;
 const CMD_NEWLINK: u16 = 3;
 const CMD_DELLINK: u16 = 4;
 const CMD_GET_CHARDEV: u16 = 15;
@@ -34,6 +35,7 @@ const ATTR_DEV_NAME: u16 = 2;
 const ATTR_PORT_INDEX: u16 = 3;
 const ATTR_NDEV_NAME: u16 = 51;
 const ATTR_LINK_TYPE: u16 = 65;
+const ATTR_NET_NS_FD: u16 = 68;
 const ATTR_CHARDEV_TYPE: u16 = 69;
 const ATTR_CHARDEV_NAME: u16 = 70;
 const ATTR_CHARDEV_ABI: u16 = 71;
@@ -130,6 +132,28 @@ impl Rdma {
         let index = self.index(name)?.to_ne_bytes().to_vec();
         self.ask(CMD_DELLINK, NLM_F_ACK, &[(ATTR_DEV_INDEX, index)])
             .map(drop)
+    }
+
+    /// Renames an RDMA device; what `rdma dev set NAME name NEW` does.
+    pub fn rename(&mut self, name: &str, new: &str) -> nix::Result<()> {
+        let new = [new.as_bytes(), b"\0"].concat();
+        self.set(name, ATTR_DEV_NAME, new)
+    }
+
+    /// Moves an RDMA device to a network namespace; what `rdma dev set NAME netns NS` does.
+    pub fn move_to(&mut self, name: &str, namespace: BorrowedFd<'_>) -> nix::Result<()> {
+        let fd = namespace.as_raw_fd().to_ne_bytes().to_vec();
+        self.set(name, ATTR_NET_NS_FD, fd)
+    }
+
+    fn set(&mut self, name: &str, attribute: u16, value: Vec<u8>) -> nix::Result<()> {
+        let index = self.index(name)?.to_ne_bytes().to_vec();
+        self.ask(
+            CMD_SET,
+            NLM_F_ACK,
+            &[(ATTR_DEV_INDEX, index), (attribute, value)],
+        )
+        .map(drop)
     }
 
     fn ask(

@@ -7,51 +7,18 @@
 
 #![forbid(unsafe_code)]
 
-use std::ffi::CStr;
 use std::fs;
 
 use ktap::memory::{Guarded, Prot, PAGE};
-use ktap::module::{is_loaded, load_with, unload_when_idle, Loaded};
 use ktap::peers::{CLASS, OUI, SOON};
 use ktap::prelude::*;
-use ktap::wait_for_umad;
 use selftests::calls::write_at;
 use selftests::fdinfo::FdInfo;
+use selftests::parameters::with;
 use selftests::task::MUST;
 use std::os::fd::AsFd;
 
 const KIB: usize = 1024;
-
-/// The module with other parameters, for as long as the value lives.
-struct Reloaded {
-    /// DROP ORDER: behind the value's own `drop`, which unloads.
-    _again: Loaded,
-}
-
-impl Reloaded {
-    fn with(parameters: &CStr) -> Outcome<Self> {
-        unload_when_idle(SOON)?;
-        let reloaded = Self { _again: Loaded };
-        load_with(parameters).what("loading")?;
-        wait_for_umad("rxe0")?;
-        wait_for_umad("rxe1")?;
-        Ok(reloaded)
-    }
-}
-
-impl Drop for Reloaded {
-    fn drop(&mut self) {
-        if is_loaded() {
-            let _ = unload_when_idle(SOON);
-        }
-    }
-}
-
-/// Runs `body` on the module with other parameters; what it opens is closed before the module goes.
-fn with(parameters: &CStr, body: impl FnOnce() -> Outcome) -> Outcome {
-    let _reloaded = Reloaded::with(parameters)?;
-    body()
-}
 
 fn rmpp_peers() -> Outcome<Peers> {
     let registration = Peers::registration(CLASS).rmpp(1);

@@ -22,6 +22,7 @@ use nix::sys::socket::{
     SockFlag, SockType, UnixAddr,
 };
 use nix::sys::stat::Mode;
+use selftests::netns::{Exclusive, Named};
 use selftests::task::{Task, MUST, MUST_NOT};
 use selftests::vhca::{Module, Shape, Spec, SpecExt, VhcaExt, IS_SM};
 
@@ -34,59 +35,6 @@ fn elsewhere(body: impl FnOnce() -> Outcome) -> Outcome {
         body()
     })?
     .wait(MUST)
-}
-
-/// The mode in which a device belongs to one namespace. It ends with the value.
-struct Exclusive;
-
-impl Exclusive {
-    fn begin() -> Outcome<Self> {
-        // Namespaces of earlier checks go in the background.
-        wait_until("the mode can be changed", SOON, || {
-            run("rdma system set netns exclusive").is_ok()
-        })?;
-        Ok(Self)
-    }
-
-    /// Back to the mode that everybody else expects.
-    fn end() -> Outcome {
-        wait_until("the mode can be changed back", SOON, || {
-            run("rdma system set netns shared").is_ok()
-        })
-    }
-}
-
-impl Drop for Exclusive {
-    fn drop(&mut self) {
-        // The check "shared again" says it if this does not succeed.
-        let _ = Self::end();
-    }
-}
-
-/// A named network namespace; it ends with the value.
-struct Named(&'static str);
-
-impl Named {
-    fn new(name: &'static str) -> Outcome<Self> {
-        run(&format!("ip netns add {name}"))?;
-        Ok(Self(name))
-    }
-
-    /// Runs `body` in a child process in the namespace.
-    fn inside(&self, body: impl FnOnce() -> Outcome) -> Outcome {
-        let namespace = fs::File::open(format!("/run/netns/{}", self.0))?;
-        fork(|| {
-            nix::sched::setns(&namespace, CloneFlags::CLONE_NEWNET)?;
-            body()
-        })?
-        .wait(MUST)
-    }
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        let _ = run(&format!("ip netns delete {}", self.0));
-    }
 }
 
 fn shared_mode(area: &mut ktap::Area) {

@@ -12,6 +12,7 @@ use ktap::peers::{CLASS, OUI, SOON};
 use ktap::prelude::*;
 use nix::poll::PollFlags;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
+use selftests::figure::{figure, figure_time};
 use selftests::netlink::Rdma;
 use selftests::task::{handle_signal, Task, MUST};
 use umad::sysfs::CLASS as CLASS_DIR;
@@ -342,6 +343,8 @@ fn outstanding(area: &mut ktap::Area) {
         || {
             let one = unplug_under(1)?;
             let many = unplug_under(12)?;
+            figure_time("unplug, one file resolves an address", one);
+            figure_time("unplug, twelve files resolve addresses", many);
             // One resolution takes about a second, which all of them are in the middle of.
             ensure!(many < one * 4, "one file: {one:?}, twelve files: {many:?}");
             Ok(())
@@ -660,6 +663,7 @@ fn cycles(area: &mut ktap::Area) {
         ];
         // By netlink, without a pause between the two.
         let mut rdma = Rdma::open()?;
+        let begin = Instant::now();
         for cycle in 0..200 {
             let what = || format!("cycle {cycle}");
             rdma.delete_link(&pair.a.ibdev).what(what())?;
@@ -667,6 +671,8 @@ fn cycles(area: &mut ktap::Area) {
                 .what(what())?;
             ensure_eq!(pair.a.umad()?, n, "number in cycle {cycle}");
         }
+        figure("plug cycles under load, without a pause", 200, "cycles");
+        figure_time("each of them, without a pause", begin.elapsed() / 200);
         ktap::settle(&pair.a.ibdev)?;
         for user in &mut users {
             if !user.is_running() {
