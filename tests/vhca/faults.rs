@@ -60,6 +60,7 @@ const NONE: uapi::Faults = uapi::Faults {
     modify_port_errno: 0,
     consume_next: 0,
     refuse_next: 0,
+    create_ah_errno: 0,
 };
 
 impl Faults {
@@ -89,7 +90,11 @@ impl Faults {
                 return Err(EINVAL);
             }
         }
-        for number in [set.fail_send_errno, set.modify_port_errno] {
+        for number in [
+            set.fail_send_errno,
+            set.modify_port_errno,
+            set.create_ah_errno,
+        ] {
             if number != 0 {
                 as_error(number)?;
             }
@@ -170,10 +175,20 @@ impl Faults {
 
     /// How `modify_port` is to end.
     pub(crate) fn modify_port(&self) -> Result {
-        match self.set.modify_port_errno {
-            0 => Ok(()),
-            number => Err(as_error(number)?),
-        }
+        outcome(self.set.modify_port_errno)
+    }
+
+    /// How `create_ah` is to end.
+    pub(crate) fn create_ah(&self) -> Result {
+        outcome(self.set.create_ah_errno)
+    }
+}
+
+/// Success, or the error of a positive errno.
+fn outcome(number: u32) -> Result {
+    match number {
+        0 => Ok(()),
+        number => Err(as_error(number)?),
     }
 }
 

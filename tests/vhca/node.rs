@@ -872,11 +872,13 @@ impl Provider for Node {
         Ok(())
     }
 
-    fn count_address_handle(&self, made: bool) {
-        if made {
-            self.counters.ahs_made.count();
-        } else {
-            self.counters.ahs_destroyed.count();
-        }
+    fn make_address_handle(&self) -> Result {
+        self.faults.lock().create_ah()?;
+        self.counters.ahs_made.count();
+        Ok(())
+    }
+
+    fn destroy_address_handle(&self) {
+        self.counters.ahs_destroyed.count();
     }
 }

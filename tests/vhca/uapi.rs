@@ -173,6 +173,8 @@ pub(crate) struct Faults {
     pub(crate) consume_next: u32,
     /// Refuses the next so many requests that are offered to `process_mad`.
     pub(crate) refuse_next: u32,
+    /// Lets address handles not be made, with this errno.
+    pub(crate) create_ah_errno: u32,
 }
 
 /// What has happened so far.
@@ -265,6 +267,6 @@ pub(crate) struct FrameHeader {
 const _: () = assert!(size_of::<PortParams>() == 64);
 const _: () = assert!(size_of::<Create>() == 736);
 const _: () = assert!(size_of::<PortChange>() == 72);
-const _: () = assert!(size_of::<Faults>() == 56);
+const _: () = assert!(size_of::<Faults>() == 60);
 const _: () = assert!(size_of::<Counters>() == 152);
 const _: () = assert!(size_of::<FrameHeader>() == 88);

@@ -132,6 +132,8 @@ pub struct Faults {
     pub consume_next: u32,
     /// Refuses the next so many requests to the device's agent.
     pub refuse_next: u32,
+    /// `create_ah` fails with this errno.
+    pub create_ah_errno: u32,
 }
 
 /// What has happened so far.
@@ -265,7 +267,7 @@ impl Frame {
 const _: () = assert!(size_of::<FrameHeader>() == 88);
 const _: () = assert!(size_of::<Create>() == 736);
 const _: () = assert!(size_of::<PortChange>() == 72);
-const _: () = assert!(size_of::<Faults>() == 56);
+const _: () = assert!(size_of::<Faults>() == 60);
 const _: () = assert!(size_of::<Counters>() == 152);
 
 mod ioctl {

@@ -209,8 +209,11 @@ pub(crate) trait Provider: Send + Sync + Sized + 'static {
         request: SendRequest,
     ) -> Result;
 
-    /// An address handle is made (or destroyed). Does not sleep.
-    fn count_address_handle(&self, made: bool);
+    /// An address handle is about to be made. Does not sleep.
+    fn make_address_handle(&self) -> Result;
+
+    /// An address handle is destroyed. Does not sleep.
+    fn destroy_address_handle(&self);
 }
 
 /// Something that happened to a port.
@@ -637,11 +640,12 @@ impl<T: Provider> Ops<T> {
         _udata: *mut bindings::ib_udata,
     ) -> c_int {
         // SAFETY: By the caller.
-        unsafe {
-            RawAh::fill(ah, (*attr).ah_attr);
-            Self::provider((*ah).device).count_address_handle(true);
+        let made = unsafe { Self::provider((*ah).device) }.make_address_handle();
+        if made.is_ok() {
+            // SAFETY: By the caller.
+            unsafe { RawAh::fill(ah, (*attr).ah_attr) };
         }
-        0
+        errno(made)
     }
 
     /// # Safety
@@ -661,7 +665,7 @@ impl<T: Provider> Ops<T> {
     /// See `query_device`. Called with interrupts off, too.
     unsafe extern "C" fn destroy_ah(ah: *mut bindings::ib_ah, _flags: u32) -> c_int {
         // SAFETY: By the caller.
-        unsafe { Self::provider((*ah).device) }.count_address_handle(false);
+        unsafe { Self::provider((*ah).device) }.destroy_address_handle();
         0
     }
 
