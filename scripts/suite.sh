@@ -59,5 +59,8 @@ guest_part() {
 # both, in a guest of that name
 part_guest() {
 	local depth=4
+	# What is allocated and what is freed is filled with a pattern: a byte that nobody wrote, and memory that is
+	# used when it is free, do not go unnoticed (area "stale" looks for the pattern).
+	local GUEST_PARAMETERS="$GUEST_PARAMETERS init_on_alloc=0 slab_debug=P,kmalloc-*"
 	guest_part "$1" "${2:-test}" "exec /p/tests/guest/run-suite -t $area_limit ${IMPL:+-i \"$IMPL\"} ${areas:+-a \"$areas\"}"
 }
