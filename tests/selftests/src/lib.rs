@@ -3,6 +3,7 @@
 //! What several areas of the selftests share and the harness does not offer.
 
 pub mod calls;
+pub mod cm;
 pub mod fdinfo;
 pub mod figure;
 pub mod injection;
