@@ -58,7 +58,10 @@ guest_part() {
 # part_guest NUMBER [NAME]: the selftests of $areas on $IMPL, by default all on
 # both, in a guest of that name
 part_guest() {
-	local depth=4
+	local depth=4 name GUEST_VARIABLES=$GUEST_VARIABLES
+	for name in UMAD_CYCLES UMAD_SEED; do
+		[ -z "${!name:-}" ] || GUEST_VARIABLES+=$'\n'"$name=${!name}"
+	done
 	# What is allocated and what is freed is filled with a pattern: a byte that nobody wrote, and memory that is
 	# used when it is free, do not go unnoticed (area "stale" looks for the pattern).
 	local GUEST_PARAMETERS="$GUEST_PARAMETERS init_on_alloc=0 slab_debug=P,kmalloc-*"
