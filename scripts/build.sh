@@ -128,6 +128,8 @@ build_tests() {
 	run tests-32 "${command[@]}"
 	for f in "$TOP"/tests/selftests/src/bin/*.rs; do
 		f=${f##*/}
+		# It wants a kernel started in a way of its own, see suite.sh.
+		[ "$f" != stale.rs ] || continue
 		printf '%s\n' "${f%.rs}"
 	done >"$OUT/areas"
 	echo abi32-i686 >>"$OUT/areas"

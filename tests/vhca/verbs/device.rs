@@ -806,10 +806,16 @@ impl<T: Provider> Ops<T> {
         qp: *mut bindings::ib_qp,
         _udata: *mut bindings::ib_udata,
     ) -> c_int {
-        // SAFETY: By the caller.
+        // SAFETY: By the caller; the completion queues of a queue pair outlive it.
         unsafe {
             let ours = RawQp::destroy(qp);
             Self::provider((*qp).device).detach(&ours);
+            // `ib_mad` destroys a queue pair while its handler of completions may be at work, which would then
+            // give a buffer back to what is freed.
+            if !ours.is_data() {
+                RawCq::wait_until_idle((*qp).recv_cq);
+                RawCq::wait_until_idle((*qp).send_cq);
+            }
         }
         0
     }

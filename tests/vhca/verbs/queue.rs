@@ -29,6 +29,10 @@ use core::{
 use kernel::{
     prelude::*,
     sync::Arc,
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     types::ForeignOwnable, //
 };
 
@@ -56,6 +60,8 @@ struct Ring {
     len: usize,
     /// The owner wants to be told of the next completion.
     armed: bool,
+    /// The owner has taken some, and has not asked for more since: it may still be at work on them.
+    in_hand: bool,
 }
 
 /// A completion queue.
@@ -98,6 +104,7 @@ impl RawCq {
                     first: 0,
                     len: 0,
                     armed: false,
+                    in_hand: false,
                 }, "CompletionQueue::ring"),
             }),
             GFP_KERNEL,
@@ -156,7 +163,26 @@ impl RawCq {
             ring.len -= 1;
             done += 1;
         }
+        ring.in_hand = done > 0;
         done
+    }
+
+    /// Waits until the owner is done with what it has taken. Sleeps, but not for ever.
+    ///
+    /// # Safety
+    ///
+    /// `cq` must be a live queue.
+    pub(super) unsafe fn wait_until_idle(cq: *mut bindings::ib_cq) {
+        /// More than any handler of a completion takes.
+        const TRIES: u32 = 5000;
+        // SAFETY: By the caller.
+        let queue = unsafe { Self::get(cq) };
+        for _ in 0..TRIES {
+            if !queue.ring.lock().in_hand {
+                break;
+            }
+            fsleep(Delta::from_millis(1));
+        }
     }
 
     /// Asks for a call of the completion handler at the next completion. Returns whether there may be
@@ -173,6 +199,7 @@ impl RawCq {
         let queue = unsafe { Self::get(cq) };
         let mut ring = queue.ring.lock();
         ring.armed = true;
+        ring.in_hand = false;
         let report = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
         c_int::from(report && ring.len > 0)
     }
