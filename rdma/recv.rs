@@ -21,6 +21,7 @@ use super::{
 use crate::bindings;
 use core::{
     marker::PhantomData,
+    mem::size_of,
     ptr::NonNull,
     slice, //
 };
@@ -29,7 +30,15 @@ use kernel::{
     prelude::*, //
 };
 
+/// Bytes of a MAD, but for those of OPA.
+const MAD_LEN: usize = bindings::IB_MGMT_MAD_SIZE as usize;
+
+/// Bytes that stand before a MAD in what was received.
+const GRH_LEN: usize = size_of::<bindings::ib_grh>();
+
 /// A received MAD.
+///
+/// What did not come of a MAD, because it was shorter on the wire than MADs are, is zero.
 ///
 /// # Invariants
 ///
@@ -51,7 +60,49 @@ impl RecvMad {
     /// `wc` must be a MAD that a receive handler was given.
     pub(super) unsafe fn from_raw(wc: NonNull<bindings::ib_mad_recv_wc>) -> Self {
         // INVARIANT: By the caller; ib_mad allocates each segment with room for a whole MAD.
-        Self { wc }
+        let mad = Self { wc };
+        // SAFETY: By the type invariant; the work completion is part of what was given away, or lives until
+        // the handler returns.
+        let (byte_len, list) = unsafe { ((*(*wc.as_ptr()).wc).byte_len, (*wc.as_ptr()).rmpp_list) };
+        let whole = GRH_LEN + mad.segment_len();
+        let byte_len = usize::try_from(byte_len).unwrap_or(usize::MAX);
+        if byte_len < whole || !core::ptr::eq(list.next, list.prev) {
+            mad.clear_what_did_not_come();
+        }
+        mad
+    }
+
+    /// Clears the ends of segments that came short. `ib_mad` does not look at their length, and receives
+    /// into buffers that may have been in use.
+    fn clear_what_did_not_come(&self) {
+        let segment_len = self.segment_len();
+        // A single MAD of OPA ends where it ended on the wire, or was not on a wire at all.
+        let is_single = self.len() <= segment_len;
+        if is_single && segment_len != MAD_LEN {
+            return;
+        }
+        // SAFETY: By the type invariant: a list of `recv_buf`s, each in a `struct ib_mad_recv_wc`, with its own
+        // work completion and a buffer of `segment_len` bytes, which nobody else can see yet.
+        unsafe {
+            let head = &raw const (*self.wc.as_ptr()).rmpp_list;
+            let mut next = (*head).next;
+            while !core::ptr::eq(next, head) {
+                let buf = kernel::container_of!(next, bindings::ib_mad_recv_buf, list);
+                let recv = kernel::container_of!(buf, bindings::ib_mad_recv_wc, recv_buf);
+                let byte_len = usize::try_from((*(*recv).wc).byte_len).unwrap_or(usize::MAX);
+                // So many bytes are those of a whole MAD if a driver does not count the GRH.
+                let came = if byte_len == segment_len {
+                    segment_len
+                } else {
+                    byte_len.saturating_sub(GRH_LEN)
+                };
+                if let Some(missing) = segment_len.checked_sub(came) {
+                    let mad: *mut u8 = (*buf).__bindgen_anon_1.mad.cast();
+                    mad.add(came).write_bytes(0, missing);
+                }
+                next = (*next).next;
+            }
+        }
     }
 
     /// Bytes of the whole message: headers once, then the data of all segments.
