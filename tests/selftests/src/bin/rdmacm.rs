@@ -23,19 +23,20 @@ const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// The middle one of some attempts to connect from `rxe0` to `rxe1`, where nobody listens.
 fn attempts(what: &str) -> Outcome<Duration> {
+    median_of(what, ATTEMPTS, ATTEMPT, attempt)
+}
+
+fn attempt() -> Outcome {
     let to = umad::sysfs::gid("rxe1", 1, 0)?;
     let index = std::fs::read_to_string("/sys/class/net/d0/ifindex")?;
-    let index = index.trim().parse()?;
-    // The first attempt finds the neighbour.
-    Cm::open()?.be_rejected(to, index, ktap::patient(SOON))?;
-    median_of(what, ATTEMPTS, ATTEMPT, move || {
-        Cm::open()?.be_rejected(to, index, ktap::patient(SOON))
-    })
+    Cm::open()?.be_rejected(to, index.trim().parse()?, ktap::patient(SOON))
 }
 
 fn beside_stuck(place: Place) -> Outcome {
     let scene = scene("rxe0", "rxe1")?;
     let name = place.name();
+    // The first one finds the neighbour.
+    attempt()?;
     let before = attempts("rdma_cm is rejected, nobody stuck")?;
     let mut stuck = Stuck::at(place, &scene)?;
     let measured = (|| {
