@@ -19,6 +19,10 @@ use nix::unistd::{gettid, Pid};
 /// all is well.
 pub const MUST: Duration = Duration::from_secs(20);
 
+/// A limit for a poll() that must be woken: by its end it looks once more, and finds what it was not woken
+/// for, so the end must come after everybody has given up.
+pub const NEVER: Duration = Duration::from_secs(600);
+
 /// How long something that must not happen is waited for. It has no event to wait for, so it needs
 /// a bound: several times what the slow case of the same thing takes when it does happen.
 pub const MUST_NOT: Duration = Duration::from_millis(600);

@@ -13,7 +13,7 @@ use nix::poll::PollFlags;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::select::{select, FdSet};
 use nix::sys::time::{TimeVal, TimeValLike};
-use selftests::task::{Task, MUST};
+use selftests::task::{Task, MUST, NEVER};
 
 /// What a file can show at all, of what is asked for.
 fn all() -> PollFlags {
@@ -56,7 +56,7 @@ fn queue(peers: &Peers, count: usize) -> Outcome {
 /// A poll() that sleeps in a thread.
 fn sleeper(port: &Arc<Port>, events: PollFlags) -> Task<umad::Result<PollFlags>> {
     let port = Arc::clone(port);
-    Task::start_asleep(libc::SYS_poll, move || port.poll(events, MUST))
+    Task::start_asleep(libc::SYS_poll, move || port.poll(events, NEVER))
 }
 
 fn state_checks(area: &mut ktap::Area) {

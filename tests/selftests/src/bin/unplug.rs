@@ -14,7 +14,7 @@ use nix::poll::PollFlags;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
 use selftests::figure::{figure, figure_time};
 use selftests::netlink::Rdma;
-use selftests::task::{handle_signal, Task, MUST};
+use selftests::task::{handle_signal, Task, MUST, NEVER};
 use umad::sysfs::CLASS as CLASS_DIR;
 
 const PACKET: usize = 64 + 256;
@@ -174,7 +174,7 @@ fn sleepers(area: &mut ktap::Area) {
                 let port = Arc::new(Port::open(pair.a.umad()?)?);
                 let polling = Arc::clone(&port);
                 let mut poll = Task::start_asleep(libc::SYS_poll, move || {
-                    polling.poll(PollFlags::POLLIN, MUST)
+                    polling.poll(PollFlags::POLLIN, NEVER)
                 });
                 remove(&pair, way)?;
                 ensure_eq!(poll.result(MUST), Some(&Ok(PollFlags::POLLERR)));
