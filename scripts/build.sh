@@ -9,20 +9,22 @@ CARGO=$CACHE/cargo
 TARGET=$OUT/target
 # where kbuild puts the module; a directory for each kernel
 MODULE=
+# the copy of the sources that kbuild builds
+SOURCE=$OUT/source
 
 # in_checkout ARGUMENTS...: the words of an in-root command that sees the checkout
 in_checkout=("$TOP/scripts/in-root" -r "$TOP" -b "$OUT")
 
-# module_source: copies the module's source to $OUT/source. With objects kept
+# module_source: copies the module's source to $SOURCE. With objects kept
 # elsewhere the kernel's build system wants a source tree that was never built
 # in, but a user may well have done so. Times are kept, for make to compare.
 module_source() {
-	rm -rf "$OUT/source"
-	mkdir -p "$OUT/source"
+	rm -rf "${SOURCE:?}"
+	mkdir -p "$SOURCE"
 	{
 		tar -C "$TOP" -c --exclude-vcs --exclude=./tests "${BUILT[@]/#/--exclude=}" .
 		tar -C "$TOP" -c "${BUILT[@]/#/--exclude=}" ./tests/vhca
-	} | tar -C "$OUT/source" -x --ignore-zeros
+	} | tar -C "$SOURCE" -x --ignore-zeros
 }
 
 # kbuild FOLDER DIR GOAL [VARIABLE=VALUE]...: prints, as words ended by NUL, the
@@ -33,7 +35,7 @@ module_source() {
 kbuild() {
 	local folder=$1 dir=$2 goal=$3
 	shift 3
-	printf '%s\0' "$TOP/scripts/in-root" -m "$OUT/source:$TOP" -b "$OUT" -r "$KERNEL" "$ROOT" \
+	printf '%s\0' "$TOP/scripts/in-root" -m "$SOURCE:$TOP" -b "$OUT" -r "$KERNEL" "$ROOT" \
 		make -C "$KERNEL/obj" "M=$(realpath -m "$TOP/$folder")" "MO=$dir" "-j$JOBS" "$@" "$goal"
 }
 
@@ -116,12 +118,12 @@ build_bench() {
 	step_end 'built'
 }
 
-# build_tests: demo, selftests, and the 32-bit ABI checks; and the list of areas
+# build_tests [CARGO OPTION]...: by default all of the tests' workspace; the 32-bit ABI checks; and the list of areas
 build_tests() {
 	local command=() manifest=$TOP/tests/Cargo.toml f
-	step 'Tests and demo'
+	step 'Tests'
 	mkdir -p "$TARGET"
-	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" --workspace)
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" "${@:---workspace}")
 	run tests "${command[@]}"
 	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" \
 		--target i686-unknown-linux-gnu --bin abi32)

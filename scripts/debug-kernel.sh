@@ -16,6 +16,18 @@ debug_kernel_entry() {
 		} | key -)"
 }
 
+# debug_guest: what a guest with such a kernel wants otherwise
+debug_guest() {
+	# On a "pc" the kernel interprets a loop of the firmware's for each device to
+	# learn of its interrupt: half a minute for each.
+	GUEST_MACHINE=q35
+	GUEST_MEMORY=4G
+	GUEST_BOOT_LIMIT=1500
+	GUEST_PARAMETERS='kasan_multi_shot rcupdate.rcu_cpu_stall_timeout=120'
+	# how many times as long the tests are to be patient
+	GUEST_VARIABLES='KTAP_SLOW=4'
+}
+
 # debug_kernel_ready: turns RELEASE and KERNEL from the stock kernel to this
 # one; builds it unless it is there. Building takes long, so it has a lock of
 # its own, and a place that an interrupted build goes on in: others may use and

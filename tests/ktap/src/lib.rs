@@ -165,6 +165,9 @@ impl<'a> Area<'a> {
     }
 
     /// Runs the checks in order. Arguments of the program, if any, are parts of the names to run.
+    ///
+    /// `KTAP_IMPROVEMENTS` chooses those that are marked as improvements; with `KTAP_STOP` the first
+    /// failure is the last check.
     pub fn run(self) -> ExitCode {
         println!("KTAP version 1");
         let module = match Impl::current() {
@@ -188,8 +191,11 @@ impl<'a> Area<'a> {
                 );
             }
         }
+        let improvements = std::env::var_os("KTAP_IMPROVEMENTS").is_some();
+        let stop = std::env::var_os("KTAP_STOP").is_some();
         let checks: Vec<_> = checks
             .into_iter()
+            .filter(|c| !improvements || c.improvement.is_some())
             .filter(|c| wanted.is_empty() || wanted.iter().any(|w| c.name.contains(w)))
             .collect();
         println!("1..{}", checks.len());
@@ -198,6 +204,10 @@ impl<'a> Area<'a> {
             let (ok, text) = run_check(check, module);
             println!("{} {number} {text}", if ok { "ok" } else { "not ok" });
             failed += usize::from(!ok);
+            if stop && !ok {
+                println!("# KTAP_STOP: no more checks after a failure");
+                break;
+            }
         }
         println!("# {}: {failed} failed on the {module} module", self.name);
         if failed == 0 {
