@@ -209,6 +209,9 @@ impl Peers {
         self.a.port.send(&request)?;
         let got = self.b.recv_tid(tid)?;
         self.b.port.send(&self.b.response(&got)?)?;
-        Ok((got, self.a.recv_tid(tid)?))
+        let answer = self.a.recv_tid(tid)?;
+        // Its timeout would have the same transaction id.
+        crate::ensure_eq!(answer.header.status, 0, "the answer's status");
+        Ok((got, answer))
     }
 }

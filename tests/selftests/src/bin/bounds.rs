@@ -16,6 +16,7 @@ use selftests::calls::write_at;
 use selftests::fdinfo::FdInfo;
 use selftests::parameters::with;
 use selftests::task::MUST;
+use selftests::vhca::{Frame, Module, Shape, Spec, SpecExt, VhcaExt};
 use std::os::fd::AsFd;
 
 const KIB: usize = 1024;
@@ -205,6 +206,93 @@ fn main() -> std::process::ExitCode {
         })
     })
     .improvement(7);
+    area.check(
+        "reports of timeouts that nobody reads count against max_outstanding",
+        || {
+            with(c"max_outstanding=16384", || {
+                let peers = Peers::new()?;
+                let info = || FdInfo::of(peers.a.port.as_fd());
+                let mut sent = 0;
+                // Until one is refused though none is under way.
+                loop {
+                    let idle = info().is_ok_and(|i| i.number("outstanding").is_ok_and(|n| n == 0));
+                    let packet = outstanding(&peers).timeout(Duration::from_millis(1));
+                    match peers.a.port.send(&packet) {
+                        Ok(()) if sent < 500 => sent += 1,
+                        Ok(()) => return Err("500 sends, and none was read".into()),
+                        Err(e) => {
+                            ensure_errno!(Err::<(), _>(e), ENOBUFS, "after {sent} sends");
+                            if idle {
+                                break;
+                            }
+                        }
+                    }
+                }
+                let (unread, send) = (info()?.bytes("unread")?, 256 + 1024);
+                ensure!(unread <= 16384 && unread + send > 16384, "{unread} bytes");
+                // Each is read, and makes room.
+                for _ in 0..sent {
+                    ensure_eq!(peers.a.recv()?.header.status, 110);
+                }
+                peers.a.port.send(&outstanding(&peers))?;
+                Ok(())
+            })
+        },
+    )
+    .improvement(7);
+    area.check(
+        "of 200,100 MADs that nobody reads, 200,001 are kept",
+        || {
+            const KEPT: u32 = 200_001;
+            let device = Spec::new(Shape::Ca, 1)
+                .port(1, |port| port.lid = 1)
+                .in_user_space()
+                .plug()?;
+            let agent = |class| device.agent(1, &Peers::registration(class));
+            let (idle, busy) = (agent(CLASS)?, agent(CLASS + 1)?);
+            let mut frame = Frame {
+                kind: Frame::MAD,
+                port: 1,
+                dlid: 1,
+                slid: 2,
+                dest_qp: 1,
+                src_qp: 1,
+                sl: 0,
+                pkey: 0xffff,
+                id: 0,
+                grh: None,
+                mad: Vec::new(),
+            };
+            let mut arrive = |class, n: u32| {
+                let mad = VendorMad::new(class, OUI, Method::SEND, Tid::new(n));
+                frame.mad = mad.into_bytes();
+                device.write_frame(&frame)
+            };
+            for n in 0..KEPT + 99 {
+                arrive(CLASS, n)?;
+                // The queue pair has room for some hundred; a MAD for another file comes behind them.
+                if n % 128 == 0 || n > KEPT {
+                    arrive(CLASS + 1, n)?;
+                    busy.recv_tid(Tid::new(n))?;
+                }
+            }
+            let mut buffer = [0; 64 + 256];
+            for n in 0..KEPT {
+                idle.port.read(&mut buffer).what(format!("packet {n}"))?;
+                let tid = u32::from_be_bytes([buffer[76], buffer[77], buffer[78], buffer[79]]);
+                ensure_eq!(tid, n, "the transaction id");
+            }
+            match idle.port.recv_timeout(ktap::peers::QUIET) {
+                Err(umad::Error::TimedOut) => (),
+                other => return Err(format!("one more: {other:?}").into()),
+            }
+            // There is room again.
+            arrive(CLASS, KEPT)?;
+            idle.recv_tid(Tid::new(KEPT))?;
+            Ok(())
+        },
+    )
+    .timeout(600);
     area.check("a reader that does not read: the queue ends at max_unread, drops are counted", || {
         with(c"max_unread=65536", || {
             let peers = Peers::new()?;
@@ -319,5 +407,5 @@ fn main() -> std::process::ExitCode {
     )
     .improvement(7)
     .timeout(200);
-    area.run()
+    Module::run(area)
 }

@@ -6,6 +6,8 @@
 //! responses, when the destination is, too. A send is outstanding until it is answered, timed out,
 //! or, without a timeout, handed to the wire.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use ktap::peers::{CLASS, OUI, QUIET, SOON};
 use ktap::prelude::*;
 
@@ -436,6 +438,39 @@ fn main() -> std::process::ExitCode {
             Ok(())
         },
     );
+    area.check(
+        "of two that send one request in step, one succeeds, 5,000 times",
+        || {
+            const ROUNDS: u32 = 5000;
+            let peers = Peers::new()?;
+            let arrived = AtomicU32::new(0);
+            let send_all = || -> Vec<bool> {
+                (0..ROUNDS)
+                    .map(|n| {
+                        let packet = outstanding(&peers, Tid::new(n));
+                        // Both begin at the same moment, as nearly as that can be.
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        while arrived.load(Ordering::SeqCst) < 2 * (n + 1) {
+                            std::hint::spin_loop();
+                        }
+                        peers.a.port.send(&packet).is_ok()
+                    })
+                    .collect()
+            };
+            let (one, other) = std::thread::scope(|scope| {
+                let one = scope.spawn(send_all);
+                (send_all(), one.join().unwrap_or_default())
+            });
+            let wrong = one.iter().zip(&other).position(|(a, b)| a == b);
+            ensure_eq!(
+                (one.len(), wrong),
+                (other.len(), None),
+                "the first wrong round"
+            );
+            Ok(())
+        },
+    )
+    .timeout(300);
 
     area.run()
 }

@@ -3,10 +3,12 @@
 //! Area `unregister`: UNREGISTER_AGENT, and what is left of an agent.
 
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use ktap::memory::Guarded;
 use ktap::peers::{CLASS, OUI};
 use ktap::prelude::*;
+use selftests::task::{Task, MUST};
 use umad::abi;
 
 fn only() -> Registration {
@@ -285,6 +287,32 @@ fn main() -> std::process::ExitCode {
             Ok(())
         },
     );
+    area.check("an id is not free before the agent's methods are", || {
+        let pair = RxePair::new("un")?;
+        let port = Arc::new(Port::open(pair.a.umad()?)?);
+        let agent = port.register2(&Peers::registration(CLASS))?;
+        // A writer that waits for an address for a while: so long the agent is there.
+        let mad = VendorMad::new(CLASS, OUI, Method::SEND, fresh_tid()).into_bytes();
+        let nobody = Address::roce("fe80::dead:beef".parse()?, 0);
+        let packet = Packet::new(agent, &nobody, mad);
+        let file = Arc::clone(&port);
+        let mut write = Task::start_asleep(libc::SYS_write, move || file.send(&packet));
+        let file = Arc::clone(&port);
+        let mut unregister = Task::start_asleep(libc::SYS_ioctl, move || file.unregister(agent));
+        ensure!(
+            !write.within(Duration::ZERO),
+            "the writer does not wait: {:?}",
+            write.result(MUST)
+        );
+        ensure_eq!(
+            port.register2(&Peers::registration(CLASS))
+                .what("the methods of the agent that is being unregistered")?,
+            agent
+        );
+        ensure!(matches!(unregister.result(MUST), Some(Ok(()))));
+        ensure!(write.within(MUST));
+        Ok(())
+    });
     area.check("500 agents come and go under traffic", || {
         let peers = Peers::new()?;
         for _ in 0..500 {
