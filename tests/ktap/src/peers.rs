@@ -133,6 +133,14 @@ impl Endpoint {
         }
     }
 
+    /// Receives the answer to the request with this transaction id: the report that there was none, which
+    /// has the same id, is a failure.
+    pub fn recv_answer(&self, tid: Tid) -> Outcome<Packet> {
+        let packet = self.recv_tid(tid)?;
+        crate::ensure_eq!(packet.header.status, 0, "the status of an answer");
+        Ok(packet)
+    }
+
     /// Fails if a packet comes within [`QUIET`].
     pub fn nothing_comes(&self) -> Outcome {
         match self.port.recv_timeout(patient(QUIET)) {
@@ -209,9 +217,6 @@ impl Peers {
         self.a.port.send(&request)?;
         let got = self.b.recv_tid(tid)?;
         self.b.port.send(&self.b.response(&got)?)?;
-        let answer = self.a.recv_tid(tid)?;
-        // Its timeout would have the same transaction id.
-        crate::ensure_eq!(answer.header.status, 0, "the answer's status");
-        Ok((got, answer))
+        Ok((got, self.a.recv_answer(tid)?))
     }
 }

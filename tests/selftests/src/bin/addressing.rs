@@ -66,7 +66,7 @@ fn main() -> std::process::ExitCode {
                 answer.mad[3] = Method::GET_RESP.0;
                 ensure_eq!(answer.header.qkey.get(), 0);
                 peers.b.port.send(&answer)?;
-                let got = peers.a.recv_tid(request.tid()?)?;
+                let got = peers.a.recv_answer(request.tid()?)?;
                 ensure_eq!(got.address().grh.map(|grh| grh.gid), Some(peers.b.gid));
                 Ok(())
             },
@@ -257,7 +257,7 @@ fn main() -> std::process::ExitCode {
             ensure_eq!(Gid(got.header.gid), one.gid);
             ensure_eq!(got.header.gid_index, two.index);
             peers.b.port.send(&peers.b.response(&got)?)?;
-            let answer = peers.a.recv_tid(request.tid()?)?;
+            let answer = peers.a.recv_answer(request.tid()?)?;
             ensure_eq!(Gid(answer.header.gid), two.gid);
             ensure_eq!(answer.header.gid_index, one.index);
             Ok(())
@@ -287,7 +287,7 @@ fn main() -> std::process::ExitCode {
             peers.b.port.send(&proof)?;
             ensure_eq!(peers.a.recv()?.tid()?.low(), proof.tid()?.low());
             peers.b.port.send(&peers.b.response(&got)?)?;
-            peers.a.recv_tid(request.tid()?)?;
+            peers.a.recv_answer(request.tid()?)?;
             Ok(())
         },
     );

@@ -824,7 +824,9 @@ fn main() -> std::process::ExitCode {
             asker.port.send(&request)?;
             let got = answerer.recv_tid(request.tid()?)?;
             answerer.port.send(&answerer.response(&got)?)?;
-            ensure_eq!(asker.recv()?.tid()?.low(), request.tid()?.low());
+            let answer = asker.recv()?;
+            ensure_eq!(answer.tid()?.low(), request.tid()?.low());
+            ensure_eq!(answer.header.status, 0);
             Ok(())
         },
     );
