@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    chrdev::coverage::OnBehalfOf,
     file::UmadFile,
     packet::{
         Packet,
@@ -308,6 +309,10 @@ impl Handler {
 
 impl MadHandler for Handler {
     type Send = Arc<Packet>;
+
+    fn on_behalf_of(&self) -> OnBehalfOf {
+        self.file.opener()
+    }
 
     fn sent(&self, send: Arc<Packet>, status: SendStatus) {
         self.file.complete_send(send, status);

@@ -28,6 +28,7 @@ use crate::{
         Room as CacheRoom, //
     },
     chrdev::{
+        coverage::OnBehalfOf,
         file::{
             OpenFlags,
             Operations,
@@ -214,6 +215,8 @@ pub(crate) struct UmadFile {
     node: ARef<device::Device>,
     /// The device's name when the file was opened, for when the device is gone.
     device_name: DeviceName,
+    /// Who opened it, for the coverage of what is done on its behalf.
+    opener: OnBehalfOf,
     /// Makes registrations come one after the other.
     #[pin]
     registering: Mutex<()>,
@@ -255,6 +258,7 @@ impl UmadFile {
                 port,
                 node,
                 device_name,
+                opener: OnBehalfOf::current(),
                 registering <- new_mutex!((), "UmadFile::registering"),
                 sieving <- new_mutex!((), "UmadFile::sieving"),
                 // Made where it stays.
@@ -284,6 +288,11 @@ impl UmadFile {
     /// The port.
     pub(crate) fn port(&self) -> &Port {
         &self.port
+    }
+
+    /// Who opened it.
+    pub(crate) fn opener(&self) -> OnBehalfOf {
+        self.opener
     }
 
     /// The node that was opened.
@@ -783,6 +792,7 @@ impl WorkItem for UmadFile {
     type Pointer = Arc<UmadFile>;
 
     fn run(file: Arc<UmadFile>) {
+        let _section = file.opener.begin();
         file.find_ways();
     }
 }

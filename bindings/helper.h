@@ -14,6 +14,7 @@
 #include <linux/idr.h>
 #include <linux/instrumented.h>
 #include <linux/jiffies.h>
+#include <linux/kcov.h>
 #include <linux/kdev_t.h>
 #include <linux/netdevice.h>
 #include <linux/nospec.h>
@@ -83,6 +84,27 @@ static inline void umad_device_attribute_set_show(struct device_attribute *attr,
 {
 	attr->show = show;
 }
+
+#ifdef CONFIG_KCOV
+static inline u32 umad_kcov_handle(void)
+{
+	return kcov_common_handle().val;
+}
+
+/* Begins a section of coverage, if a thread of the kernel asks for it on behalf of somebody. */
+static inline bool umad_kcov_begin(u32 handle)
+{
+	if (!handle || !(current->flags & PF_KTHREAD))
+		return false;
+	kcov_remote_start(kcov_remote_handle(KCOV_SUBSYSTEM_COMMON, handle));
+	return true;
+}
+
+static inline void umad_kcov_end(void)
+{
+	kcov_remote_stop();
+}
+#endif
 
 /* HZ is a macro, and the kernel crate's has the value of user space. */
 enum { UMAD_HZ = HZ };

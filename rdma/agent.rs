@@ -17,7 +17,10 @@ use super::{
         RecvMad, //
     }, //
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    chrdev::coverage::OnBehalfOf, //
+};
 use core::ptr::NonNull;
 use kernel::{
     error::from_err_ptr,
@@ -76,6 +79,9 @@ pub(crate) enum SendStatus {
 pub(crate) trait MadHandler: Sized + Send + Sync + 'static {
     /// What goes with each send, from posting it to its completion.
     type Send: ForeignOwnable + Send;
+
+    /// On whose behalf it is told.
+    fn on_behalf_of(&self) -> OnBehalfOf;
 
     /// A send is completed.
     fn sent(&self, send: Self::Send, status: SendStatus);
@@ -203,6 +209,7 @@ impl<H: MadHandler> Agent<H> {
         // no handler runs any more.
         let (handler, buf, status) =
             unsafe { (&*(*agent).context.cast::<H>(), (*wc).send_buf, (*wc).status) };
+        let _section = handler.on_behalf_of().begin();
         // SAFETY: `post` put the foreign pointers there, and `ib_mad` completes each send once.
         let (send, ah) = unsafe {
             (
@@ -235,6 +242,7 @@ impl<H: MadHandler> Agent<H> {
         let Some(wc) = NonNull::new(wc) else { return };
         // SAFETY: As in `send_handler`.
         let handler = unsafe { &*(*agent).context.cast::<H>() };
+        let _section = handler.on_behalf_of().begin();
         // SAFETY: `ib_mad` gives the MAD away.
         let mad = unsafe { RecvMad::from_raw(wc) };
         // SAFETY: The work completion and the GRH are valid while the handler runs.
