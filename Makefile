@@ -7,16 +7,16 @@ export KDIR
 
 # For the commands that choose a kernel themselves.
 export KERNEL_RELEASE = $(KERNEL)
-export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL IF_BUILT ROUNDS CALL INSTALL_MOD_PATH FABRIC MUTANTS
+export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL IF_BUILT ROUNDS CALL INSTALL_MOD_PATH FABRIC MUTANTS CALLS SEED ON
 # Where make was called, also with -C: a relative FABRIC is meant from there.
 export CALLED_IN = $(PWD)
 
-.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants bench profile shell lint fmt distclean
+.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants fuzz report bench profile shell lint fmt distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test test-debug test-fabric mutants bench profile shell lint fmt distclean:
+clean kernel update run test test-debug test-fabric mutants fuzz report bench profile shell lint fmt distclean:
 	@scripts/$@
 
 help:
@@ -31,6 +31,10 @@ help:
 	@echo '  test-fabric      OpenSM on a fabric of more than a thousand nodes, on both modules'
 	@echo '  mutants          can the tests fail? small faults, put into our module one at a time, have to be noticed'
 	@echo '                   (MUTANTS="name ..." chooses among tests/mutants)'
+	@echo '  fuzz             random calls, led by coverage, on the kernel that looks for faults'
+	@echo '                   (CALLS=200000 and SEED=1 choose; ON=stock: on the stock kernel, faster, without coverage)'
+	@echo '  report           figures: what bad processes, bad peers and missing devices do to others, on both modules;'
+	@echo '                   how many fault points were tried; what the fuzzer did and reached (CALLS, SEED)'
 	@echo '  bench            what calls cost on the C module and on ours, in executed instructions'
 	@echo '                   (ROUNDS=5 instead of 3); writes Documentation/costs.rst'
 	@echo '  profile          which functions the instructions of a call are in (CALL=vfs_read, IMPL=c choose)'

@@ -40,14 +40,19 @@ kbuild() {
 }
 
 # build_module: sets MODULE, the directory with ib_umad.ko
-build_module() {
-	local command=()
+build_module() { build_module_with ''; }
+
+# build_module_with SUFFIX [VARIABLE=VALUE...]: the same with variables for the
+# kernel's build system; it is kept apart by the suffix
+build_module_with() {
+	local command=() suffix=$1
+	shift
 	step "Module ib_umad.ko for $RELEASE"
 	[ -f "$TOP/Kbuild" ] || die "there is no Kbuild in $TOP."
-	MODULE=$OUT/module-${KERNEL##*/kernel-}
+	MODULE=$OUT/module-${KERNEL##*/kernel-}$suffix
 	mkdir -p "$MODULE"
 	module_source
-	mapfile -d '' command < <(kbuild . "$MODULE" modules)
+	mapfile -d '' command < <(kbuild . "$MODULE" modules "$@")
 	run module "${command[@]}"
 	[ -f "$MODULE/ib_umad.ko" ] || die "the build made no ib_umad.ko." "The full log is $LOGS/module.log"
 	step_end "built: $MODULE/ib_umad.ko"
@@ -118,6 +123,16 @@ build_bench() {
 	step_end 'built'
 }
 
+# build_fuzz: the fuzzer
+build_fuzz() {
+	local command=()
+	step 'Fuzzer'
+	mkdir -p "$TARGET"
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" --package umad-fuzz)
+	run fuzzer "${command[@]}"
+	step_end 'built'
+}
+
 # build_tests [CARGO OPTION]...: by default all of the tests' workspace; the 32-bit ABI checks; and the list of areas
 build_tests() {
 	local command=() manifest=$TOP/tests/Cargo.toml f
@@ -128,7 +143,7 @@ build_tests() {
 	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" \
 		--target i686-unknown-linux-gnu --bin abi32)
 	run tests-32 "${command[@]}"
-	for f in "$TOP"/tests/selftests/src/bin/*.rs; do
+	for f in "$TOP"/tests/{selftests,fuzz}/src/bin/*.rs; do
 		f=${f##*/}
 		# It wants a kernel started in a way of its own, see suite.sh.
 		[ "$f" != stale.rs ] || continue

@@ -10,8 +10,8 @@ area_limit=${UMAD_AREA_TIMEOUT:-300}
 # known_area NAME [OTHER...]: ends unless it is an area of the selftests; the
 # others are what else the caller knows
 known_area() {
-	[ "$1" != abi32-i686 ] && [ ! -f "$TOP/tests/selftests/src/bin/$1.rs" ] || return 0
-	die "there is no area $1." "All: $(cd "$TOP/tests/selftests/src/bin" && echo *.rs | sed 's/\.rs//g') abi32-i686 ${*:2}"
+	[ "$1" != abi32-i686 ] && [ ! -f "$TOP/tests/selftests/src/bin/$1.rs" ] && [ ! -f "$TOP/tests/fuzz/src/bin/$1.rs" ] || return 0
+	die "there is no area $1." "All: $(cd "$TOP/tests/selftests/src/bin" && echo *.rs fuzz | sed 's/\.rs//g') abi32-i686 ${*:2}"
 }
 
 # known_impl NAME...: ends unless these are modules that the tests know
