@@ -133,12 +133,12 @@ build_fuzz() {
 	step_end 'built'
 }
 
-# build_tests [CARGO OPTION]...: by default all of the tests' workspace; the 32-bit ABI checks; and the list of areas
+# build_tests CARGO_OPTION...: what the options choose of the tests' workspace; the 32-bit ABI checks; and the list of areas
 build_tests() {
 	local command=() manifest=$TOP/tests/Cargo.toml f
 	step 'Tests'
 	mkdir -p "$TARGET"
-	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" "${@:---workspace}")
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" "$@")
 	run tests "${command[@]}"
 	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" \
 		--target i686-unknown-linux-gnu --bin abi32)
