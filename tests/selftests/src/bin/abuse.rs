@@ -337,7 +337,7 @@ fn ensure_bounded(what: &str, before: u64, bound: u64) -> Outcome {
     let grown = slab()?.saturating_sub(before);
     figure(what, grown / 1024, "KiB");
     ensure!(
-        grown < bound + bound / 2 + (4 << 20),
+        grown < bound + bound / 4 + (2 << 20),
         "{what}: {grown} bytes, the bound is {bound}"
     );
     Ok(())
