@@ -7,6 +7,24 @@ use std::fs;
 
 use ktap::prelude::*;
 
+/// Tells all caches to give back what they keep for later.
+///
+/// The check is skipped where the kernel cannot.
+pub fn shrink() -> Outcome {
+    let Ok(caches) = fs::read_dir("/sys/kernel/slab") else {
+        return skip("the kernel has no /sys/kernel/slab (CONFIG_SLUB_DEBUG)");
+    };
+    for cache in caches {
+        let cache = cache?.path();
+        // Merged caches are links to one.
+        if !cache.is_symlink() {
+            let shrink = cache.join("shrink");
+            fs::write(&shrink, "1").what(shrink.display())?;
+        }
+    }
+    Ok(())
+}
+
 /// Objects in use, and their size, by cache.
 pub struct Slab(BTreeMap<String, (u64, u64)>);
 
@@ -15,17 +33,7 @@ impl Slab {
     ///
     /// The check is skipped where the kernel does not count.
     pub fn count() -> Outcome<Self> {
-        let Ok(caches) = fs::read_dir("/sys/kernel/slab") else {
-            return skip("the kernel has no /sys/kernel/slab (CONFIG_SLUB_DEBUG)");
-        };
-        for cache in caches {
-            let cache = cache?.path();
-            // Merged caches are links to one.
-            if !cache.is_symlink() {
-                let shrink = cache.join("shrink");
-                fs::write(&shrink, "1").what(shrink.display())?;
-            }
-        }
+        shrink()?;
         let text = fs::read_to_string("/proc/slabinfo")?;
         let mut caches = BTreeMap::new();
         for line in text.lines().skip(2) {
