@@ -102,47 +102,42 @@ crates_ready() {
 	step_end 'fetched'
 }
 
+# cargo_build LOG CARGO_OPTION...: builds what the options choose of the tests' workspace
+cargo_build() {
+	local command=() log=$1
+	shift
+	mkdir -p "$TARGET"
+	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" "$@")
+	run "$log" "${command[@]}"
+}
+
 # build_demo: what "make run" does in the guest, with the fabric that it shows
 build_demo() {
-	local command=()
 	step 'Demo'
-	mkdir -p "$TARGET"
-	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" \
-		--package umad-demo --package ibsim-bridge --package ib-topology)
-	run demo "${command[@]}"
+	cargo_build demo --package umad-demo --package ibsim-bridge --package ib-topology
 	step_end 'built'
 }
 
 # build_bench: what "make bench" does in the guest
 build_bench() {
-	local command=()
 	step 'Benchmark'
-	mkdir -p "$TARGET"
-	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" --package umad-bench)
-	run bench "${command[@]}"
+	cargo_build bench --package umad-bench
 	step_end 'built'
 }
 
 # build_fuzz: the fuzzer
 build_fuzz() {
-	local command=()
 	step 'Fuzzer'
-	mkdir -p "$TARGET"
-	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$TOP/tests/Cargo.toml" --package umad-fuzz)
-	run fuzzer "${command[@]}"
+	cargo_build fuzzer --package umad-fuzz
 	step_end 'built'
 }
 
 # build_tests CARGO_OPTION...: what the options choose of the tests' workspace; the 32-bit ABI checks; and the list of areas
 build_tests() {
-	local command=() manifest=$TOP/tests/Cargo.toml f
+	local f
 	step 'Tests'
-	mkdir -p "$TARGET"
-	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" "$@")
-	run tests "${command[@]}"
-	mapfile -d '' command < <(cargo_in_root -- build --offline --locked --release --manifest-path "$manifest" \
-		--target i686-unknown-linux-gnu --bin abi32)
-	run tests-32 "${command[@]}"
+	cargo_build tests "$@"
+	cargo_build tests-32 --target i686-unknown-linux-gnu --bin abi32
 	for f in "$TOP"/tests/{selftests,fuzz}/src/bin/*.rs; do
 		f=${f##*/}
 		# It wants a kernel started in a way of its own, see suite.sh.
