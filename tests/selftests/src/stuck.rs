@@ -44,6 +44,11 @@ pub enum Place {
 pub use Place::{Header, Mad, Register, Register2, Rmpp, Unregister, WriteBack, WriteBack2};
 
 impl Place {
+    /// All but [`WriteBack2`]: REGISTER_AGENT2 writes its id back as REGISTER_AGENT does.
+    pub const EACH: [Self; 7] = [
+        Header, Mad, Rmpp, Register, Register2, WriteBack, Unregister,
+    ];
+
     /// For the name of a check.
     pub fn name(self) -> &'static str {
         match self {
@@ -66,6 +71,17 @@ impl Place {
     /// Whether the call is a write().
     pub fn is_write(self) -> bool {
         matches!(self, Header | Mad | Rmpp)
+    }
+}
+
+/// A check of `beside` for a call that is stuck at each place. Where the C module holds a lock there, it is an
+/// improvement.
+pub fn at_each_place(area: &mut ktap::Area, what: &str, beside: fn(Place) -> Outcome) {
+    for place in Place::EACH {
+        let check = area.check(format!("{}: {what}", place.name()), move || beside(place));
+        if !place.lockless_in_c() {
+            check.improvement(4);
+        }
     }
 }
 

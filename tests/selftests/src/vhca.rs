@@ -102,6 +102,10 @@ pub trait VhcaExt {
     /// The port's capability mask in sysfs.
     fn cap_mask(&self, port: u32) -> Outcome<u32>;
 
+    /// The next frame of a MAD with a transaction id (lower half), of a device whose wire is in user space;
+    /// `ib_core` has MADs of its own to send. The limit is for each frame.
+    fn frame(&self, tid: Tid, limit: Duration) -> Outcome<Frame>;
+
     /// Opens a port for subnet management: an agent of queue pair 0 that asks for nothing unsolicited.
     fn manager(&self, port: u32) -> Outcome<Agent> {
         self.agent(port, &Registration::send_only().qpn(0))
@@ -116,6 +120,15 @@ pub trait VhcaExt {
 }
 
 impl VhcaExt for Vhca {
+    fn frame(&self, tid: Tid, limit: Duration) -> Outcome<Frame> {
+        loop {
+            let frame = self.read_frame(limit)?;
+            if frame.kind == Frame::MAD && MadHdr::of(&frame.mad)?.tid().low() == tid.low() {
+                return Ok(frame);
+            }
+        }
+    }
+
     fn umad(&self, port: u32) -> Outcome<u32> {
         wait_for_umad(&self.ibdev, port)
     }
@@ -160,6 +173,16 @@ pub fn issms(ibdev: &str) -> Outcome<Vec<(u32, u32)>> {
     }
     found.sort_unstable();
     Ok(found)
+}
+
+/// Names in the class of umad and issm devices.
+pub fn names_in_class() -> Outcome<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(sysfs::CLASS)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// Two devices with a cable between their first ports: LIDs 1 and 2.

@@ -220,6 +220,23 @@ impl Frame {
     /// A directed-route SMP that goes nowhere, or its answer.
     pub const LOCAL: u32 = 3;
 
+    /// A MAD between queue pairs 1, with the default P_Key, at a port.
+    pub fn mad(port: u32, slid: u32, dlid: u32, mad: Vec<u8>) -> Self {
+        Self {
+            kind: Self::MAD,
+            port,
+            dlid,
+            slid,
+            dest_qp: 1,
+            src_qp: 1,
+            sl: 0,
+            pkey: 0xffff,
+            id: 0,
+            grh: None,
+            mad,
+        }
+    }
+
     /// A frame from the bytes of one read().
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (header, mad) = FrameHeader::read_from_prefix(bytes).ok()?;

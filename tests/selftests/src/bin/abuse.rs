@@ -19,9 +19,7 @@ use selftests::fdinfo::FdInfo;
 use selftests::figure::{figure, figure_time, median_of};
 use selftests::parameters::with;
 use selftests::slab::shrink;
-use selftests::stuck::{
-    scene, Header, Mad, Place, Register, Register2, Rmpp, Stuck, Unregister, WriteBack,
-};
+use selftests::stuck::{at_each_place, scene, Place, Stuck};
 use selftests::task::{Task, MUST};
 
 /// A class of its own, to see that an agent is gone.
@@ -99,16 +97,7 @@ fn sleep_for_good() -> ! {
 }
 
 fn stuck_writers(area: &mut ktap::Area) {
-    for place in [
-        Header, Mad, Rmpp, Register, Register2, WriteBack, Unregister,
-    ] {
-        let check = area.check(format!("{}: what others notice", place.name()), move || {
-            beside_stuck(place)
-        });
-        if !place.lockless_in_c() {
-            check.improvement(4);
-        }
-    }
+    at_each_place(area, "what others notice", beside_stuck);
 }
 
 /// Round trips of others, open() and a MAD for the stuck file, with and without the stuck call.

@@ -250,23 +250,9 @@ fn main() -> std::process::ExitCode {
                 .plug()?;
             let agent = |class| device.agent(1, &Peers::registration(class));
             let (idle, busy) = (agent(CLASS)?, agent(CLASS + 1)?);
-            let mut frame = Frame {
-                kind: Frame::MAD,
-                port: 1,
-                dlid: 1,
-                slid: 2,
-                dest_qp: 1,
-                src_qp: 1,
-                sl: 0,
-                pkey: 0xffff,
-                id: 0,
-                grh: None,
-                mad: Vec::new(),
-            };
-            let mut arrive = |class, n: u32| {
+            let arrive = |class, n: u32| {
                 let mad = VendorMad::new(class, OUI, Method::SEND, Tid::new(n));
-                frame.mad = mad.into_bytes();
-                device.write_frame(&frame)
+                device.write_frame(&Frame::mad(1, 2, 1, mad.into_bytes()))
             };
             for n in 0..KEPT + 99 {
                 arrive(CLASS, n)?;

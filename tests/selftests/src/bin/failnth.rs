@@ -21,7 +21,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::stat::Mode;
 use selftests::injection::{code_of, Injection, Nth, ALL_MODULES};
 use selftests::netlink::Rdma;
-use selftests::vhca::{issms, Module, Shape, Spec, SpecExt, Vhca, VhcaExt, IS_SM};
+use selftests::vhca::{issms, names_in_class, Module, Shape, Spec, SpecExt, Vhca, VhcaExt, IS_SM};
 use umad::mad::data_offset;
 use umad::sysfs;
 
@@ -127,16 +127,6 @@ fn umads(ibdev: &str) -> Outcome<usize> {
         );
     }
     Ok(found)
-}
-
-/// Names in the class of umad and issm devices.
-fn class() -> Outcome<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(sysfs::CLASS)? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
-    Ok(names)
 }
 
 fn is_sm(device: &Vhca) -> Outcome<bool> {
@@ -372,7 +362,7 @@ fn main() -> std::process::ExitCode {
     .timeout(LONG);
     area.check("a device with SMI comes and goes", || {
         let injection = Injection::new()?;
-        let before = class()?;
+        let before = names_in_class()?;
         // What the device's own driver and ib_core allocate for themselves is not looked at here.
         let code = code_of("ib_umad")?;
         injection.within(Some(code.clone()))?;
@@ -386,7 +376,7 @@ fn main() -> std::process::ExitCode {
                 "{umads} umad and {issms} issm devices"
             );
             device.unplug()?;
-            ensure_eq!(class()?, before);
+            ensure_eq!(names_in_class()?, before);
             Ok(())
         })?;
         injection.every("device removed", 0, |nth| {
@@ -395,7 +385,7 @@ fn main() -> std::process::ExitCode {
             let port = Port::open(umad)?;
             let _issm = open(&issm)?;
             nth.call(|| device.unplug())??;
-            ensure_eq!(class()?, before);
+            ensure_eq!(names_in_class()?, before);
             let mut buf = [0; 320];
             ensure_errno!(port.read(&mut buf), EIO);
             Ok(())
@@ -405,7 +395,7 @@ fn main() -> std::process::ExitCode {
     .timeout(LONG);
     area.check("a Soft-RoCE device comes and goes", || {
         let injection = Injection::new()?;
-        let before = class()?;
+        let before = names_in_class()?;
         let pair = RxePair::plain("fn")?;
         let mut rdma = Rdma::open()?;
         injection.within(Some(code_of("ib_umad")?))?;
@@ -414,7 +404,7 @@ fn main() -> std::process::ExitCode {
             let found = umads(&pair.a.ibdev)?;
             ensure!(found <= 1);
             rdma.delete_link(&pair.a.ibdev)?;
-            ensure_eq!(class()?, before);
+            ensure_eq!(names_in_class()?, before);
             Ok(())
         })?;
         injection.every("Soft-RoCE device removed", 0, |nth| {
@@ -422,7 +412,7 @@ fn main() -> std::process::ExitCode {
             let port = Port::open(pair.a.umad()?)?;
             port.register2(&all_methods())?;
             nth.call(|| rdma.delete_link(&pair.a.ibdev))??;
-            ensure_eq!(class()?, before);
+            ensure_eq!(names_in_class()?, before);
             ensure_errno!(port.register2(&all_methods()), EPIPE);
             Ok(())
         })?;

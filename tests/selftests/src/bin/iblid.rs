@@ -696,12 +696,7 @@ fn main() -> std::process::ExitCode {
             };
             agent.port.send(&agent.request(&to, mad.clone()))?;
             // ib_core asks things of its own.
-            let frame = loop {
-                let frame = device.read_frame(SOON)?;
-                if frame.kind == Frame::MAD && MadHdr::of(&frame.mad)?.tid().low() == tid.low() {
-                    break frame;
-                }
-            };
+            let frame = device.frame(tid, SOON)?;
             ensure_eq!(
                 (frame.dlid, frame.slid, frame.dest_qp, frame.src_qp),
                 (77, 1, 1, 1)

@@ -271,9 +271,7 @@ fn isolation_checks(area: &mut ktap::Area) {
         let what = "the port receives, behind a MAD for the file";
         isolation(area, place, what, arrival_probe, true);
     }
-    for place in [
-        Header, Mad, Rmpp, Register, Register2, WriteBack, Unregister,
-    ] {
+    for place in Place::EACH {
         let what = "another file sends and receives";
         isolation(area, place, what, traffic_probe, false);
     }
@@ -296,9 +294,7 @@ fn isolation_checks(area: &mut ktap::Area) {
             c_holds,
         );
     }
-    for place in [
-        Header, Mad, Rmpp, Register, Register2, WriteBack, Unregister,
-    ] {
+    for place in Place::EACH {
         area.check(
             format!("{}: the page goes for good, EFAULT", place.name()),
             move || page_gone(place),

@@ -7,7 +7,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -23,13 +23,22 @@ use selftests::netlink::Rdma;
 use selftests::netns::{Exclusive, Named};
 use selftests::task::{Task, MUST};
 use selftests::vhca::{
-    attr, direct, Agent, Faults, Module, Pair, Shape, Smp, Spec, SpecExt, Vhca, VhcaExt, PORT_DOWN,
+    attr, direct, names_in_class, Agent, Faults, Module, Pair, Shape, Smp, Spec, SpecExt, Vhca,
+    VhcaExt, PORT_DOWN,
 };
 use umad::mad::data_offset;
 use umad::sysfs;
 
 /// Later than any check ends.
 const NEVER_MS: u32 = 3_000_000;
+
+/// From now on sends of a device are completed later than any check ends.
+fn no_send_completes(device: &Vhca) -> Outcome {
+    Ok(device.faults(Faults {
+        complete_delay_ms: NEVER_MS,
+        ..Faults::default()
+    })?)
+}
 
 /// A MAD of [`CLASS`] that no agent of the kernel answers.
 fn unsolicited(from: &Agent, lid: u16) -> Packet {
@@ -131,10 +140,7 @@ fn sleeping_points(area: &mut ktap::Area) {
         "1,000 sends in a queue that stands still",
         |pair| {
             let agent = pair.a.agent(1, &Registration::send_only())?;
-            pair.a.faults(Faults {
-                complete_delay_ms: NEVER_MS,
-                ..Faults::default()
-            })?;
+            no_send_completes(&pair.a)?;
             // More than the hardware's queue takes, so ib_mad keeps the rest.
             for _ in 0..1000 {
                 agent.port.send(&unsolicited(&agent, 2))?;
@@ -188,10 +194,7 @@ fn sleeping_points(area: &mut ktap::Area) {
         "close() waits for sends that are late",
         |pair| {
             let agent = pair.a.agent(1, &Registration::send_only())?;
-            pair.a.faults(Faults {
-                complete_delay_ms: NEVER_MS,
-                ..Faults::default()
-            })?;
+            no_send_completes(&pair.a)?;
             for _ in 0..20 {
                 agent.port.send(&unsolicited(&agent, 2))?;
             }
@@ -208,10 +211,7 @@ fn sleeping_points(area: &mut ktap::Area) {
         "UNREGISTER_AGENT waits for sends that are late",
         |pair| {
             let agent = Arc::new(pair.a.agent(1, &Registration::send_only())?);
-            pair.a.faults(Faults {
-                complete_delay_ms: NEVER_MS,
-                ..Faults::default()
-            })?;
+            no_send_completes(&pair.a)?;
             for _ in 0..20 {
                 agent.port.send(&unsolicited(&agent, 2))?;
             }
@@ -391,16 +391,6 @@ fn seed() -> Outcome<u64> {
     Ok(seed)
 }
 
-/// Names in the class of umad and issm devices.
-fn class() -> Outcome<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(sysfs::CLASS)? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
-    Ok(names)
-}
-
 /// Tells how many cycles there were, and how long they took.
 fn tell_cycles(what: &str, count: u32, begin: Instant) {
     figure(
@@ -479,7 +469,7 @@ fn random(area: &mut ktap::Area) {
     area.check(
         "virtual HCAs: random plugs, unplugs, renames, links down and up, faults; under load",
         || {
-            let (seed, before, count) = (seed()?, class()?, cycles(300)?);
+            let (seed, before, count) = (seed()?, names_in_class()?, cycles(300)?);
             let mut rng = Rng::with_seed(seed);
             let mut rdma = Rdma::open()?;
             let to = |rng: &mut Rng| Address::lid(rng.u16(1..4));
@@ -517,7 +507,7 @@ fn random(area: &mut ktap::Area) {
                 Ok(())
             })?;
             tell_cycles("virtual HCAs", count, begin);
-            ensure_eq!(class()?, before);
+            ensure_eq!(names_in_class()?, before);
             // And the next device is like any.
             let pair = Pair::new()?;
             let (from, at) = (
@@ -537,7 +527,7 @@ fn random(area: &mut ktap::Area) {
             let mut rng = Rng::with_seed(seed);
             let mut rdma = Rdma::open()?;
             let pair = RxePair::plain("pl")?;
-            let before = class()?;
+            let before = names_in_class()?;
             pair.a.plug()?;
             pair.b.plug()?;
             // Nothing is sent to the end that goes: ib_core gives buffers back to a queue pair of Soft-RoCE that
@@ -582,7 +572,7 @@ fn random(area: &mut ktap::Area) {
             for name in &names {
                 rdma.delete_link(name)?;
             }
-            ensure_eq!(class()?, before);
+            ensure_eq!(names_in_class()?, before);
             // Neighbours were forgotten with the links.
             drop(pair);
             let pair = RxePair::new("pl")?;

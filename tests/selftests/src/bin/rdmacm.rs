@@ -11,9 +11,7 @@ use ktap::peers::SOON;
 use ktap::prelude::*;
 use selftests::cm::Cm;
 use selftests::figure::median_of;
-use selftests::stuck::{
-    scene, Header, Mad, Place, Register, Register2, Rmpp, Stuck, Unregister, WriteBack,
-};
+use selftests::stuck::{at_each_place, scene, Place, Stuck};
 
 /// Attempts that a median is made of.
 const ATTEMPTS: usize = 15;
@@ -80,16 +78,7 @@ impl Drop for Modules {
 
 fn main() -> ExitCode {
     let mut area = ktap::Area::new("rdmacm");
-    for place in [
-        Header, Mad, Rmpp, Register, Register2, WriteBack, Unregister,
-    ] {
-        let check = area.check(format!("{}: rdma_cm goes on", place.name()), move || {
-            beside_stuck(place)
-        });
-        if !place.lockless_in_c() {
-            check.improvement(4);
-        }
-    }
+    at_each_place(&mut area, "rdma_cm goes on", beside_stuck);
     match Modules::load() {
         Ok(modules) => {
             let code = area.run();

@@ -46,29 +46,7 @@ fn address() -> Outcome<Address> {
 
 /// A MAD that arrives.
 fn arriving(mad: &[u8]) -> Frame {
-    Frame {
-        kind: Frame::MAD,
-        port: 1,
-        dlid: HERE,
-        slid: THERE,
-        dest_qp: 1,
-        src_qp: 1,
-        sl: 0,
-        pkey: 0xffff,
-        id: 0,
-        grh: None,
-        mad: mad.to_vec(),
-    }
-}
-
-/// The next frame with a transaction id (lower half); `ib_core` has its own to send.
-fn frame(device: &Vhca, tid: Tid) -> Outcome<Frame> {
-    loop {
-        let frame = device.read_frame(ktap::patient(SOON))?;
-        if frame.kind == Frame::MAD && MadHdr::of(&frame.mad)?.tid().low() == tid.low() {
-            return Ok(frame);
-        }
-    }
+    Frame::mad(1, THERE, HERE, mad.to_vec())
 }
 
 /// Fails with the first place where bytes are not what they should be.
@@ -142,7 +120,7 @@ fn wire(area: &mut ktap::Area) {
                     agent
                         .port
                         .send(&Packet::new(agent.agent, &address()?, mad.to_vec()))?;
-                    frame(&device, tid)
+                    device.frame(tid, ktap::patient(SOON))
                 };
                 let what = format!("class {class:#04x}, {len} bytes");
                 ensure_on_wire(&what, &send(&plain, &mad)?, &mad)?;
@@ -162,7 +140,7 @@ fn wire(area: &mut ktap::Area) {
             let to = smi(u16::try_from(THERE)?);
             let request = Packet::new(smi_agent.agent, &to, smp.0.clone());
             smi_agent.port.send(&request)?;
-            let got = frame(&device, smp.tid())?;
+            let got = device.frame(smp.tid(), ktap::patient(SOON))?;
             ensure_on_wire(&format!("an SMP of {len} bytes"), &got, &smp.0)?;
         }
         Ok(())
@@ -186,7 +164,7 @@ fn wire(area: &mut ktap::Area) {
                     .send(&Packet::new(agent.agent, &address()?, mad.clone()))?;
                 let mut left = &all[..];
                 for segment in 1_u32.. {
-                    let got = frame(&device, tid)?;
+                    let got = device.frame(tid, ktap::patient(SOON))?;
                     let now;
                     (now, left) = left.split_at(left.len().min(room));
                     let mut expected = mad[..offset].to_vec();
@@ -220,7 +198,7 @@ fn wire(area: &mut ktap::Area) {
         let mad = segment(tid, 1, RmppHdr::FIRST | RmppHdr::LAST, 20 + 4, &data(216));
         device.write_frame(&arriving(&mad))?;
         read(&agent)?;
-        let got = frame(&device, tid)?;
+        let got = device.frame(tid, ktap::patient(SOON))?;
         ensure_eq!(got.mad[25], RmppHdr::ACK);
         let rest = got.mad.get(40..).ok_or("a short frame")?;
         ensure_bytes("an acknowledgement", rest, &[0; 216])
