@@ -84,10 +84,7 @@ impl RecvMad {
         // SAFETY: By the type invariant: a list of `recv_buf`s, each in a `struct ib_mad_recv_wc`, with its own
         // work completion and a buffer of `segment_len` bytes, which nobody else can see yet.
         unsafe {
-            let head = &raw const (*self.wc.as_ptr()).rmpp_list;
-            let mut next = (*head).next;
-            while !core::ptr::eq(next, head) {
-                let buf = kernel::container_of!(next, bindings::ib_mad_recv_buf, list);
+            for buf in self.buffers_behind(&raw const (*self.wc.as_ptr()).rmpp_list) {
                 let recv = kernel::container_of!(buf, bindings::ib_mad_recv_wc, recv_buf);
                 let byte_len = usize::try_from((*(*recv).wc).byte_len).unwrap_or(usize::MAX);
                 // So many bytes are those of a whole MAD if a driver does not count the GRH.
@@ -100,7 +97,6 @@ impl RecvMad {
                     let mad: *mut u8 = (*buf).__bindgen_anon_1.mad.cast();
                     mad.add(came).write_bytes(0, missing);
                 }
-                next = (*next).next;
             }
         }
     }
@@ -142,11 +138,26 @@ impl RecvMad {
     /// The segments behind the first one, each with its headers.
     pub(crate) fn more_segments(&self) -> Segments<'_> {
         // SAFETY: By the type invariant; the first segment is on the list of all of them.
+        let buffers = unsafe { self.buffers_behind(&raw const (*self.wc.as_ptr()).recv_buf.list) };
+        // INVARIANT: Just asked for.
+        Segments {
+            buffers,
+            len: self.segment_len(),
+        }
+    }
+
+    /// The buffers of the segments behind a place of the list of all of them.
+    ///
+    /// # Safety
+    ///
+    /// `place` must be the MAD's `rmpp_list`, which is the list's head, or an element of it.
+    unsafe fn buffers_behind(&self, place: *const bindings::list_head) -> Buffers<'_> {
+        // INVARIANT: By the caller.
+        // SAFETY: By the type invariant, and the caller.
         unsafe {
-            Segments {
+            Buffers {
                 head: &raw const (*self.wc.as_ptr()).rmpp_list,
-                next: (*self.wc.as_ptr()).recv_buf.list.next,
-                len: self.segment_len(),
+                next: (*place).next,
                 _mad: PhantomData,
             }
         }
@@ -165,36 +176,52 @@ impl Drop for RecvMad {
     }
 }
 
-/// Iterates over the segments of a MAD.
+/// Iterates over the buffers of a MAD's segments.
 ///
 /// # Invariants
 ///
 /// `next` is an element of the list with the head `head`, or the head; the list lives for `'a`.
-pub(crate) struct Segments<'a> {
+struct Buffers<'a> {
     head: *const bindings::list_head,
     next: *mut bindings::list_head,
-    len: usize,
     _mad: PhantomData<&'a RecvMad>,
+}
+
+impl Iterator for Buffers<'_> {
+    type Item = *mut bindings::ib_mad_recv_buf;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if core::ptr::eq(self.next, self.head) {
+            return None;
+        }
+        // SAFETY: By the type invariant this is an element, so it is the `list` field of a
+        // `struct ib_mad_recv_buf`.
+        unsafe {
+            let buf = kernel::container_of!(self.next, bindings::ib_mad_recv_buf, list);
+            // INVARIANT: The next one of an element of a list is an element or the head.
+            self.next = (*self.next).next;
+            Some(buf)
+        }
+    }
+}
+
+/// Iterates over the segments of a MAD.
+///
+/// # Invariants
+///
+/// The buffers' MADs have `len` bytes.
+pub(crate) struct Segments<'a> {
+    buffers: Buffers<'a>,
+    len: usize,
 }
 
 impl<'a> Iterator for Segments<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
-        if core::ptr::eq(self.next, self.head) {
-            return None;
-        }
-        // SAFETY: By the type invariant this is an element, so it is the `list` field of a
-        // `struct ib_mad_recv_buf`, whose MAD has `len` bytes.
-        unsafe {
-            let buf = kernel::container_of!(self.next, bindings::ib_mad_recv_buf, list);
-            // INVARIANT: The next one of an element of a list is an element or the head.
-            self.next = (*self.next).next;
-            Some(slice::from_raw_parts(
-                (*buf).__bindgen_anon_1.mad.cast(),
-                self.len,
-            ))
-        }
+        let buf = self.buffers.next()?;
+        // SAFETY: By the type invariants; the list, and so the buffer, lives for `'a`.
+        Some(unsafe { slice::from_raw_parts((*buf).__bindgen_anon_1.mad.cast(), self.len) })
     }
 }
 
