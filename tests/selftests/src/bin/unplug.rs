@@ -12,7 +12,7 @@ use ktap::peers::{CLASS, OUI, SOON};
 use ktap::prelude::*;
 use nix::poll::PollFlags;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
-use selftests::figure::{figure, figure_time};
+use selftests::figure::{self, figure, figure_time};
 use selftests::netlink::Rdma;
 use selftests::task::{handle_signal, Task, MUST, NEVER};
 use umad::sysfs::CLASS as CLASS_DIR;
@@ -643,8 +643,8 @@ fn serve_what_is_there(number: u32, peer: Address) -> Outcome {
 }
 
 fn cycles(area: &mut ktap::Area) {
-    area.check("200 plugs and unplugs under load", || {
-        let pair = pair()?;
+    area.check("plugs and unplugs under load", || {
+        let (pair, cycles) = (pair()?, figure::cycles(200)?);
         let n = pair.a.umad()?;
         let b = Endpoint::open(&pair.b.ibdev, Layout::New, &Peers::registration(CLASS))?;
         let to = Address::roce(umad::sysfs::gid(&pair.a.ibdev, 1, 0)?, 0);
@@ -664,15 +664,15 @@ fn cycles(area: &mut ktap::Area) {
         // By netlink, without a pause between the two.
         let mut rdma = Rdma::open()?;
         let begin = Instant::now();
-        for cycle in 0..200 {
+        for cycle in 0..cycles {
             let what = || format!("cycle {cycle}");
             rdma.delete_link(&pair.a.ibdev).what(what())?;
             rdma.add_link(&pair.a.ibdev, "rxe", &pair.a.netdev)
                 .what(what())?;
             ensure_eq!(pair.a.umad()?, n, "number in cycle {cycle}");
         }
-        figure("plug cycles under load, without a pause", 200, "cycles");
-        figure_time("each of them, without a pause", begin.elapsed() / 200);
+        figure("plug cycles under load, without a pause", cycles, "cycles");
+        figure_time("each of them, without a pause", begin.elapsed() / cycles);
         ktap::settle(&pair.a.ibdev)?;
         for user in &mut users {
             if !user.is_running() {
@@ -683,7 +683,7 @@ fn cycles(area: &mut ktap::Area) {
         drop(b);
         peers(&pair)?.round_trip(fresh_tid()).map(drop)
     })
-    .timeout(280);
+    .timeout(figure::cycles_bound(200));
 }
 
 fn main() -> std::process::ExitCode {
