@@ -11,12 +11,12 @@ export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL IF_BUILT ROUNDS CALL INSTALL
 # Where make was called, also with -C: a relative FABRIC is meant from there.
 export CALLED_IN = $(PWD)
 
-.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants fuzz report bench profile shell lint fmt distclean
+.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants fuzz report bench profile shell lint fmt doc distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test test-debug test-fabric mutants fuzz report bench profile shell lint fmt distclean:
+clean kernel update run test test-debug test-fabric mutants fuzz report bench profile shell lint fmt doc distclean:
 	@scripts/$@
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo '  profile          which functions the instructions of a call are in (CALL=vfs_read, IMPL=c choose)'
 	@echo '  shell            a shell in the guest, with the module loaded'
 	@echo '  lint, fmt        only the linters; lay out the Rust code'
+	@echo '  doc              render Documentation/ to HTML, and draw its pictures'
 	@echo '  update           look for a newer kernel'
 	@echo '  distclean        remove all that was set up ($$UMAD_CACHE, by default /var/cache/umad-rs)'
 	@echo

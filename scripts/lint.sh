@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 # shellcheck shell=bash disable=SC2034,SC2154 # variables of and for the others
 #
-# The linters, each one a check. Needs the set-up; they run inside the root. Sourced.
+# The linters, each one a check. They need the set-up and lint_ready; they run inside the root. Sourced.
+
+# shellcheck source=side-root.sh
+. "$here/side-root.sh"
+# shellcheck source=doc.sh
+. "$here/doc.sh"
+
+# lint_ready: what linters need besides
+lint_ready() { documents_ready; }
 
 # rust_files, shell_files: what is to be looked at, ended by NUL
 rust_files() { find "$TOP" \( -name .git -o -name target \) -prune -o -name '*.rs' ! -name 'bindings_*.rs' -print0; }
@@ -79,6 +87,17 @@ lint_spdx() {
 	[ ! -s "$LOGS/lint-spdx.log" ]
 }
 
+# lint_documents: they can be rendered, and the pictures are those of their sources
+lint_documents() {
+	local old
+	documents "$OUT/doc" lint-documents || return
+	old=$(old_pictures "$OUT/doc")
+	[ -z "$old" ] || {
+		printf 'To be drawn anew by "make doc":\n%s\n' "$old" >"$LOGS/lint-documents.log"
+		return 1
+	}
+}
+
 # name of the check, and the function's name behind lint_
 LINTS=(
 	'rustfmt:rustfmt'
@@ -89,4 +108,5 @@ LINTS=(
 	'shellcheck:shellcheck'
 	'layers (check-layers):layers'
 	'SPDX headers:spdx'
+	'the documents can be rendered without a warning:documents'
 )

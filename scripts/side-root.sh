@@ -5,9 +5,10 @@
 
 # side_root NAME: sets SIDE_ROOT to a root with the packages of scripts/NAME-packages; makes it unless it is there
 side_root() {
-	local list=$TOP/scripts/$1-packages
+	local list=$TOP/scripts/$1-packages ROOT
 	step "Debian 13 root: ${list##*/}"
 	SIDE_ROOT=$CACHE/root-$1-$(key "$list" "$TOP/scripts/root.sh")
+	ROOT=$SIDE_ROOT
 	if [ -d "$SIDE_ROOT" ]; then
 		step_end "there: $SIDE_ROOT"
 		return
@@ -15,7 +16,7 @@ side_root() {
 	lock_setup
 	# Another run may have made it meanwhile.
 	[ -d "$SIDE_ROOT" ] || (
-		ROOT=$SIDE_ROOT
+		# shellcheck disable=SC2317 # root_make calls it
 		root_packages() { sed 's/#.*//' "$list" | xargs | tr ' ' ','; }
 		root_make
 	)

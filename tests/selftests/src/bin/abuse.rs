@@ -422,7 +422,7 @@ fn floods(area: &mut ktap::Area) {
                         // No faster than MADs go over the wire: those of one port wait for one another, and
                         // the cheaper a write() is, the more would.
                         if sent % 32 == 0 {
-                            std::thread::sleep(Duration::from_millis(10));
+                            std::thread::sleep(ktap::patient(Duration::from_millis(10)));
                         }
                     }
                     figure("MADs of the flood", sent, "MADs");
