@@ -495,7 +495,7 @@ pub fn run(quick: bool) -> Outcome {
     if quick {
         outstanding(times, &[1000])?;
     } else {
-        outstanding(times, &[1000, 10_000])?;
+        outstanding(times, &[1000, 10_000, 30_000])?;
         close(1, 10_000)?;
         close_unread(1, 10_000)?;
         two_threads(times / 3)?;
