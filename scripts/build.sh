@@ -23,7 +23,7 @@ module_source() {
 	mkdir -p "$SOURCE"
 	{
 		tar -C "$TOP" -c --exclude-vcs --exclude=./tests "${BUILT[@]/#/--exclude=}" .
-		tar -C "$TOP" -c "${BUILT[@]/#/--exclude=}" ./tests/vhca
+		tar -C "$TOP" -c "${BUILT[@]/#/--exclude=}" ./tests/vhca ./tests/floor
 	} | tar -C "$SOURCE" -x --ignore-zeros
 }
 
@@ -58,16 +58,27 @@ build_module_with() {
 	step_end "built: $MODULE/ib_umad.ko"
 }
 
+# build_for_tests NAME FOLDER: ib_NAME.ko, to the directory of the module
+build_for_tests() {
+	local command=() name=$1 dir=$OUT/$1-${KERNEL##*/kernel-}
+	mkdir -p "$dir"
+	mapfile -d '' command < <(kbuild "$2" "$dir" modules)
+	run "$name" "${command[@]}"
+	[ -f "$dir/ib_$name.ko" ] || die "the build made no ib_$name.ko." "The full log is $LOGS/$name.log"
+	cp "$dir/ib_$name.ko" "$MODULE/ib_$name.ko"
+	step_end "built: $MODULE/ib_$name.ko"
+}
+
 # build_vhca: the virtual HCA of the tests, to the directory of the module
 build_vhca() {
-	local command=() dir=$OUT/vhca-${KERNEL##*/kernel-}
 	step "Module ib_vhca.ko, the tests' virtual HCA"
-	mkdir -p "$dir"
-	mapfile -d '' command < <(kbuild tests/vhca "$dir" modules)
-	run vhca "${command[@]}"
-	[ -f "$dir/ib_vhca.ko" ] || die "the build made no ib_vhca.ko." "The full log is $LOGS/vhca.log"
-	cp "$dir/ib_vhca.ko" "$MODULE/ib_vhca.ko"
-	step_end "built: $MODULE/ib_vhca.ko"
+	build_for_tests vhca tests/vhca
+}
+
+# build_floor: what stands in for the module in the benchmark, to the directory of the module
+build_floor() {
+	step 'Module ib_floor.ko, the least that a driver can do'
+	build_for_tests floor tests/floor
 }
 
 # cargo_in_root [IN-ROOT OPTION]... -- ARGUMENTS...: prints, as words ended by

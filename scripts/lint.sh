@@ -39,6 +39,12 @@ lint_clippy_vhca() {
 	clippy_kbuild tests/vhca vhca
 }
 
+# lint_clippy_floor: the same for what stands in for the module in the benchmark
+lint_clippy_floor() {
+	module_source
+	clippy_kbuild tests/floor floor
+}
+
 # clippy_kbuild FOLDER NAME
 clippy_kbuild() {
 	local command=() dir=$OUT/clippy-$2-${KERNEL##*/kernel-}
@@ -71,7 +77,7 @@ lint_shellcheck() {
 }
 
 # lint_layers: see check-layers
-lint_layers() { try lint-layers "${in_checkout[@]}" "$ROOT" "$TOP/scripts/check-layers" "$TOP" "$TOP/tests/vhca"; }
+lint_layers() { try lint-layers "${in_checkout[@]}" "$ROOT" "$TOP/scripts/check-layers" "$TOP" "$TOP"/tests/{vhca,floor}; }
 
 # lint_spdx: every source file says under which licence it is
 lint_spdx() {
@@ -103,6 +109,7 @@ LINTS=(
 	'rustfmt:rustfmt'
 	'clippy of the module, as the kernel sets it:clippy_module'
 	'clippy of the virtual HCA, as the kernel sets it:clippy_vhca'
+	'clippy of the module of "make bench", as the kernel sets it:clippy_floor'
 	'clippy of the tests:clippy_tests'
 	'rustdoc of the tests:doc_tests'
 	'shellcheck:shellcheck'

@@ -2,7 +2,7 @@
 
 //! What calls on umad files cost, in instructions.
 //!
-//! `umad-bench run [quick]` measures the module that is loaded, in a guest that counts instructions
+//! `umad-bench run [quick|floor]` measures the module that is loaded, in a guest that counts instructions
 //! (`make bench`), and prints a line `operation<TAB>ticks` for each operation. `umad-bench warm` does
 //! what makes later figures steady, and `umad-bench loop` sends and receives for ever, to be looked at. `umad-bench table KERNEL FILE [LIMITS]` reads the lines
 //! `round implementation operation ticks` of many runs and prints them as a table; with LIMITS, lines
@@ -15,6 +15,7 @@ mod table;
 use std::process::ExitCode;
 
 use ktap::{Failure, Outcome};
+use operations::Extent;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -22,8 +23,9 @@ fn main() -> ExitCode {
     let outcome = match args[..] {
         ["warm"] => operations::warm(),
         ["loop"] => operations::repeat(),
-        ["run"] => operations::run(false),
-        ["run", "quick"] => operations::run(true),
+        ["run"] => operations::run(Extent::All),
+        ["run", "quick"] => operations::run(Extent::Quick),
+        ["run", "floor"] => operations::run(Extent::Floor),
         ["table", kernel, file] => table::print(kernel, file, None),
         ["table", kernel, file, limits] => table::print(kernel, file, Some(limits)),
         _ => usage(),
@@ -38,5 +40,5 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> Outcome {
-    Err("usage: umad-bench warm | loop | run [quick] | table KERNEL FILE [LIMITS]".into())
+    Err("usage: umad-bench warm | loop | run [quick|floor] | table KERNEL FILE [LIMITS]".into())
 }

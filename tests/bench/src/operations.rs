@@ -483,35 +483,50 @@ pub fn repeat() -> Outcome {
     }
 }
 
-/// Measures all operations, or some of them only.
-pub fn run(quick: bool) -> Outcome {
+/// Which operations are measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All.
+    All,
+    /// What is quickly done.
+    Quick,
+    /// What `ib_floor` can.
+    Floor,
+}
+
+/// Measures operations.
+pub fn run(extent: Extent) -> Outcome {
     set_priority(Priority::First)?;
-    let times = if quick { 15 } else { 31 };
+    let times = if extent == Extent::Quick { 15 } else { 31 };
     let link = Link::rxe(&Peers::registration(CLASS))?;
     exchanges("", &link, times)?;
     drop(link);
     small_calls(times)?;
-    new_destinations(times)?;
-    if quick {
-        outstanding(times, &[1000])?;
-    } else {
-        outstanding(times, &[1000, 10_000, 30_000])?;
-        close(1, 10_000)?;
-        close_unread(1, 10_000)?;
-        two_threads(times / 3)?;
-        sleeping_readers(times, 1)?;
-        sleeping_readers(times, 8)?;
-        beside_resolver(times)?;
-    }
-    rmpp(if quick { 3 } else { 7 }, 64 * 1024)?;
-    if !quick {
-        rmpp(3, 1024 * 1024)?;
+    match extent {
+        Extent::All => {
+            new_destinations(times)?;
+            outstanding(times, &[1000, 10_000, 30_000])?;
+            close(1, 10_000)?;
+            close_unread(1, 10_000)?;
+            two_threads(times / 3)?;
+            sleeping_readers(times, 1)?;
+            sleeping_readers(times, 8)?;
+            beside_resolver(times)?;
+            rmpp(7, 64 * 1024)?;
+            rmpp(3, 1024 * 1024)?;
+        }
+        Extent::Quick => {
+            new_destinations(times)?;
+            outstanding(times, &[1000])?;
+            rmpp(3, 64 * 1024)?;
+        }
+        Extent::Floor => {}
     }
     let module = vhca::Module::load()?;
     let pair = vhca::Pair::new()?;
     let link = Link::ib(&pair)?;
     exchanges("InfiniBand, ", &link, times)?;
-    if !quick {
+    if extent == Extent::All {
         directed(&pair, times)?;
     }
     drop((link, pair));

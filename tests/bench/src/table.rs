@@ -16,6 +16,8 @@ struct Row {
     again: Vec<f64>,
     /// Ours.
     ours: Vec<f64>,
+    /// The least that a driver can do; of some operations.
+    floor: Vec<f64>,
 }
 
 /// What a ratio may be worse than its limit.
@@ -66,6 +68,7 @@ fn parse(text: &str) -> Outcome<(Vec<String>, BTreeMap<String, Row>)> {
             Some("c") => row.c.push(ticks.parse()?),
             Some("again") => row.again.push(ticks.parse()?),
             Some("rust") => row.ours.push(ticks.parse()?),
+            Some("floor") => row.floor.push(ticks.parse()?),
             other => return Err(format!("implementation {other:?}").into()),
         }
     }
@@ -77,15 +80,15 @@ pub fn print(kernel: &str, file: &str, limits: Option<&str>) -> Outcome {
     let (order, rows) = parse(&fs::read_to_string(file).what(file)?)?;
     let width = order.iter().map(String::len).max().unwrap_or(0);
     let rule = format!(
-        "{:=<width$}  {0:=<11}  {0:=<11}  {0:=<6}  {0:=<7}  {0:=<7}",
+        "{:=<width$}  {0:=<11}  {0:=<11}  {0:=<6}  {0:=<11}  {0:=<7}  {0:=<7}",
         ""
     );
     println!("Executed instructions, Linux {kernel}:");
     println!();
     println!("{rule}");
     println!(
-        "{:width$}  {:>11}  {:>11}  {:>6}  {:>7}  {:>7}",
-        "operation", "C module", "ours", "ratio", "C : C", "spread"
+        "{:width$}  {:>11}  {:>11}  {:>6}  {:>11}  {:>7}  {:>7}",
+        "operation", "C module", "ours", "ratio", "floor", "C : C", "spread"
     );
     println!("{rule}");
     let mut ratios = BTreeMap::new();
@@ -95,9 +98,10 @@ pub fn print(kernel: &str, file: &str, limits: Option<&str>) -> Outcome {
             return Err(format!("{name} was not measured on both modules").into());
         };
         let again = median(&row.again).map_or("-".into(), |again| format!("{:.3}", again / c));
+        let floor = median(&row.floor).map_or("-".into(), thousands);
         let spread = spread(&row.ours).unwrap_or(0.0);
         println!(
-            "{name:width$}  {:>11}  {:>11}  {:>6.3}  {again:>7}  {:>5.1} %",
+            "{name:width$}  {:>11}  {:>11}  {:>6.3}  {floor:>11}  {again:>7}  {:>5.1} %",
             thousands(c),
             thousands(ours),
             ours / c,
