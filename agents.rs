@@ -17,6 +17,7 @@ use crate::{
     chrdev::coverage::OnBehalfOf,
     file::UmadFile,
     packet::{
+        local_header,
         Packet,
         Sender, //
     },
@@ -27,6 +28,7 @@ use crate::{
             Registration,
             SendStatus, //
         },
+        mad::MadHeader,
         recv::{
             RecvInfo,
             RecvMad,
@@ -35,6 +37,10 @@ use crate::{
         revocable::{
             Owner,
             User, //
+        },
+        trace::{
+            self,
+            DropReason, //
         }, //
     },
     seat::{
@@ -324,13 +330,30 @@ impl MadHandler for Handler {
             WayBack::Global(source) => match self.file.way_back(&source) {
                 Ok(sender) => sender,
                 // Nobody could be answered.
-                Err(_) => return,
+                Err(_) => return self.dropped(DropReason::NoWayBack, info, mad.header()),
             },
         };
-        // Nobody can be told that a MAD was lost; the sender's timeout does.
-        if let Ok(packet) = Packet::received(self.seat, mad, info, sender) {
-            UmadFile::queue_received(&self.file, packet, is_answer);
+        let traced = trace::are_drops_traced().then(|| mad.header());
+        match Packet::received(self.seat, mad, info, sender) {
+            Ok(packet) => UmadFile::queue_received(&self.file, packet, is_answer),
+            // No program can be told that a MAD was lost; the sender's timeout does.
+            Err(_) => {
+                if let Some(header) = traced {
+                    self.dropped(DropReason::NoMemory, info, header);
+                }
+            }
         }
+    }
+}
+
+impl Handler {
+    /// A received MAD does not become a packet.
+    #[cold]
+    fn dropped(&self, reason: DropReason, info: &RecvInfo<'_>, mad: MadHeader) {
+        let port = self.file.port();
+        trace::dropped(reason, None, || {
+            port.traced(local_header(self.seat, info), mad)
+        });
     }
 }
 

@@ -77,6 +77,11 @@ use crate::{
         revocable::{
             Owner,
             User, //
+        },
+        trace::{
+            self,
+            DropReason,
+            Traced, //
         }, //
     },
     register,
@@ -187,6 +192,22 @@ impl UnderWay {
     fn end(&mut self, cost: usize) {
         self.sends = self.sends.saturating_sub(1);
         self.cost = self.cost.saturating_sub(cost);
+    }
+}
+
+/// A packet that is not queued: a send that is done, or one that is dropped for a reason. Must not be
+/// dropped under the file's lock.
+struct Unqueued {
+    packet: ListArc<Packet>,
+    dropped: Option<DropReason>,
+}
+
+impl Unqueued {
+    fn dropped(packet: ListArc<Packet>, reason: DropReason) -> Self {
+        Self {
+            packet,
+            dropped: Some(reason),
+        }
     }
 }
 
@@ -520,9 +541,43 @@ impl UmadFile {
         let sieve = self.inner.lock().queue.begin_sieve(id);
         let Some(mut sieve) = sieve else { return };
         sieve.remove_all(which);
-        let removed = self.inner.lock().queue.end_sieve(sieve);
+        let mut inner = self.inner.lock();
+        let removed = inner.queue.end_sieve(sieve);
+        let reason = inner.why_gone();
+        drop(inner);
         self.wake_all();
-        drop(removed);
+        self.discard(removed, reason);
+    }
+
+    /// Drops packets that nobody will read.
+    fn discard(&self, packets: List<Packet>, reason: DropReason) {
+        if trace::are_drops_traced() {
+            for packet in packets.iter() {
+                self.trace_dropped(&packet, reason);
+            }
+        }
+        drop(packets);
+    }
+
+    /// A packet is dropped.
+    fn trace_dropped(&self, packet: &Packet, reason: DropReason) {
+        trace::dropped(reason, None, || self.traced(packet));
+    }
+
+    /// What tracepoints tell of a packet.
+    fn traced(&self, packet: &Packet) -> Traced {
+        let (header, mad) = packet.heads(self.layout());
+        self.port.traced(header, mad)
+    }
+
+    /// A packet was read.
+    #[cold]
+    fn trace_read(&self, packet: &Packet) {
+        if packet.is_timeout() {
+            trace::read_sent(|| self.traced(packet));
+        } else {
+            trace::read_received(|| self.traced(packet));
+        }
     }
 
     /// What the file is and does, at one moment.
@@ -616,13 +671,14 @@ impl UmadFile {
         let mut inner = self.inner.lock();
         inner.end_send(&packet);
         inner.under_way.end(packet.send_cost());
-        let rejected = if status == SendStatus::TimedOut {
+        let unqueued = if status == SendStatus::TimedOut {
             inner.counters.timed_out += 1;
             inner.queue_packet(packet)
         } else {
-            Some(packet)
+            let dropped = (status == SendStatus::Failed).then_some(DropReason::SendFailed);
+            Some(Unqueued { packet, dropped })
         };
-        self.unlock_and_wake(inner, rejected);
+        self.unlock_and_wake(inner, unqueued);
     }
 
     /// The way back to the sender of a MAD that came with a GRH, as far as it can be told without
@@ -648,15 +704,17 @@ impl UmadFile {
             inner.outstanding.answer(&key);
         }
         if inner.arrivals.is_busy() || packet.source().is_some() {
-            let mut rejected = None;
+            let mut unqueued = None;
             let mut ask = false;
-            if inner.alive && inner.admits(&packet) {
-                ask = inner.arrivals.push(packet);
+            if !inner.alive {
+                unqueued = Some(Unqueued::dropped(packet, DropReason::FileGone));
+            } else if !inner.admits(&packet) {
+                unqueued = Some(Unqueued::dropped(packet, DropReason::QueueFull));
             } else {
-                rejected = Some(packet);
+                ask = inner.arrivals.push(packet);
             }
             drop(inner);
-            drop(rejected);
+            file.end_unqueued(unqueued);
             if ask {
                 file.finder_was_asked.store(true, Relaxed);
                 // If the item is still at its end, it runs once more.
@@ -664,8 +722,8 @@ impl UmadFile {
             }
             return;
         }
-        let rejected = inner.queue_received(packet);
-        file.unlock_and_wake(inner, rejected);
+        let unqueued = inner.queue_received(packet);
+        file.unlock_and_wake(inner, unqueued);
     }
 
     /// Queues all arrivals, once their way back is found.
@@ -678,8 +736,8 @@ impl UmadFile {
                 continue;
             };
             let mut inner = self.inner.lock();
-            let rejected = inner.queue_received(packet);
-            self.unlock_and_wake(inner, rejected);
+            let unqueued = inner.queue_received(packet);
+            self.unlock_and_wake(inner, unqueued);
         }
     }
 
@@ -687,9 +745,20 @@ impl UmadFile {
         let Some(source) = packet.source() else {
             return Some(packet);
         };
-        let device = self.port.device()?;
-        let global = self.port.find_way(&device, source).ok()?;
-        Packet::found(packet, &global)
+        let found = match self.port.device() {
+            Some(device) => self
+                .port
+                .find_way(&device, source)
+                .map_err(|_| DropReason::NoWayBack),
+            None => Err(DropReason::FileGone),
+        };
+        match found {
+            Ok(global) => Packet::found(packet, &global),
+            Err(reason) => {
+                self.trace_dropped(&packet, reason);
+                None
+            }
+        }
     }
 
     /// There is one packet more to be read: by one reader, or by who polls.
@@ -704,18 +773,28 @@ impl UmadFile {
         self.pollers.wake_all();
     }
 
-    /// Lets go of the file's lock, and then wakes a reader, unless the packet was rejected, and drops
+    /// Lets go of the file's lock, and then wakes a reader, unless the packet was not queued, and drops
     /// what is not needed any more.
     fn unlock_and_wake(
         &self,
         inner: Guard<'_, Inner, SpinLockBackend>,
-        rejected: Option<ListArc<Packet>>,
+        unqueued: Option<Unqueued>,
     ) {
         drop(inner);
-        if rejected.is_none() {
+        if unqueued.is_none() {
             self.wake_for_packet();
         }
-        drop(rejected);
+        self.end_unqueued(unqueued);
+    }
+
+    /// Drops a packet that was not queued.
+    fn end_unqueued(&self, unqueued: Option<Unqueued>) {
+        if let Some(Unqueued { packet, dropped }) = unqueued {
+            if let Some(reason) = dropped {
+                self.trace_dropped(&packet, reason);
+            }
+            drop(packet);
+        }
     }
 
     /// Takes the oldest packet, if there is one.
@@ -753,7 +832,9 @@ impl UmadFile {
     fn put_back_packet(&self, packet: ListArc<Packet>) {
         let mut inner = self.inner.lock();
         if !inner.alive || !inner.agents.is_readable(packet.seat()) {
+            let reason = inner.why_gone();
             drop(inner);
+            self.trace_dropped(&packet, reason);
             drop(packet);
             return;
         }
@@ -771,7 +852,9 @@ impl UmadFile {
         let agents = inner.agents.evict();
         drop(inner);
         self.wake_all();
-        drop(unread);
+        for packets in unread {
+            self.discard(packets, DropReason::FileGone);
+        }
         drop(handles);
         agents.retire();
         // No handler asks for it any more.
@@ -784,7 +867,9 @@ impl UmadFile {
     pub(crate) fn kill(&self) {
         let unread = self.inner.lock().kill();
         self.wake_all();
-        drop(unread);
+        for packets in unread {
+            self.discard(packets, DropReason::FileGone);
+        }
     }
 }
 
@@ -799,9 +884,18 @@ impl WorkItem for UmadFile {
 
 impl Inner {
     /// Lets nothing begin any more. Returns what is not read, to be dropped after unlocking.
-    fn kill(&mut self) -> (List<Packet>, List<Packet>) {
+    fn kill(&mut self) -> [List<Packet>; 2] {
         self.alive = false;
-        (self.queue.take(), self.arrivals.take())
+        [self.queue.take(), self.arrivals.take()]
+    }
+
+    /// Why a packet has nobody any more who would read it.
+    fn why_gone(&self) -> DropReason {
+        if self.alive {
+            DropReason::AgentGone
+        } else {
+            DropReason::FileGone
+        }
     }
 
     /// Whether there is room for a received MAD; if not, it counts as dropped. Reports of timeouts are not
@@ -818,21 +912,21 @@ impl Inner {
 
     /// Queues a received MAD, unless there is no room, or the device or its agent is gone: then the packet
     /// comes back.
-    fn queue_received(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
+    fn queue_received(&mut self, packet: ListArc<Packet>) -> Option<Unqueued> {
         if !self.admits(&packet) {
-            return Some(packet);
+            return Some(Unqueued::dropped(packet, DropReason::QueueFull));
         }
-        let rejected = self.queue_packet(packet);
-        if rejected.is_none() {
+        let unqueued = self.queue_packet(packet);
+        if unqueued.is_none() {
             self.counters.received += 1;
         }
-        rejected
+        unqueued
     }
 
     /// Queues a packet, unless the device or its agent is gone: then the packet comes back.
-    fn queue_packet(&mut self, packet: ListArc<Packet>) -> Option<ListArc<Packet>> {
+    fn queue_packet(&mut self, packet: ListArc<Packet>) -> Option<Unqueued> {
         if !self.alive || !self.agents.is_seated(packet.seat()) {
-            return Some(packet);
+            return Some(Unqueued::dropped(packet, self.why_gone()));
         }
         self.queue.push(packet);
         None
@@ -881,6 +975,8 @@ impl Operations for UmadFile {
         let copied = packet.copy_to(buf, layout);
         if copied.is_err() {
             file.put_back_packet(packet);
+        } else if trace::are_reads_traced() {
+            file.trace_read(&packet);
         }
         copied
     }

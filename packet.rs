@@ -135,27 +135,7 @@ impl Packet {
             Sender::Found(global) => (Some(global), None),
             Sender::NotFoundYet(source) => (None, Some(KBox::new(source, GFP_KERNEL)?)),
         };
-        let header = PacketHeader {
-            id: seat.id().as_u32(),
-            status: 0,
-            timeout_ms: 0,
-            retries: 0,
-            // Depends on the reader's layout, see `copy_to`.
-            length: 0,
-            qpn_be: info.src_qp().to_be(),
-            qkey_be: 0,
-            lid_be: info.slid().to_be(),
-            sl: info.sl(),
-            path_bits: info.path_bits(),
-            grh_present: 0,
-            gid_index: 0,
-            hop_limit: 0,
-            traffic_class: 0,
-            gid: [0; 16],
-            flow_label_be: 0,
-            pkey_index: info.pkey_index(),
-            reserved: [0; 6],
-        };
+        let header = local_header(seat, info);
         let header = match &global {
             Some(global) => with_way_back(header, global),
             None => header,
@@ -272,6 +252,26 @@ impl Packet {
         }
     }
 
+    /// Packet header and MAD header, as who reads it in this layout sees them.
+    pub(crate) fn heads(&self, layout: Layout) -> (PacketHeader, MadHeader) {
+        match &self.body {
+            Body::Received(received) => {
+                let mad = &received.mad;
+                let header = self.header_of_length(layout.header_len() + mad.len());
+                (header, mad.header())
+            }
+            Body::Sent(sent) => (self.header, sent.header),
+        }
+    }
+
+    /// The header of a received MAD that takes so many bytes with it.
+    fn header_of_length(&self, total: usize) -> PacketHeader {
+        PacketHeader {
+            length: u32::try_from(total).unwrap_or(u32::MAX),
+            ..self.header
+        }
+    }
+
     /// Copies the packet to a reader, returns the number of bytes.
     ///
     /// # Errors
@@ -295,10 +295,7 @@ impl Packet {
             return Err(EINVAL);
         }
         let whole = to.len() >= total;
-        let header = PacketHeader {
-            length: u32::try_from(total).unwrap_or(u32::MAX),
-            ..self.header
-        };
+        let header = self.header_of_length(total);
         write_header(&mut to, &header, layout)?;
         to.write(mad.first_segment().get(..first_len).ok_or(EIO)?)?;
         if !whole {
@@ -332,6 +329,31 @@ impl Packet {
         write_header(&mut to, &self.header, layout)?;
         to.write(sent.header.as_bytes())?;
         Ok(total)
+    }
+}
+
+/// A header of a MAD that came without a GRH.
+pub(crate) fn local_header(seat: Seat, info: &RecvInfo<'_>) -> PacketHeader {
+    PacketHeader {
+        id: seat.id().as_u32(),
+        status: 0,
+        timeout_ms: 0,
+        retries: 0,
+        // Depends on the reader's layout, see `Packet::heads`.
+        length: 0,
+        qpn_be: info.src_qp().to_be(),
+        qkey_be: 0,
+        lid_be: info.slid().to_be(),
+        sl: info.sl(),
+        path_bits: info.path_bits(),
+        grh_present: 0,
+        gid_index: 0,
+        hop_limit: 0,
+        traffic_class: 0,
+        gid: [0; 16],
+        flow_label_be: 0,
+        pkey_index: info.pkey_index(),
+        reserved: [0; 6],
     }
 }
 

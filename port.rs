@@ -44,13 +44,18 @@ use crate::{
             Device,
             DeviceGuard, //
         },
+        mad::MadHeader,
         recv::{
             GlobalSource,
             Source, //
-        }, //
+        },
+        trace::Traced, //
     },
     sysfs::UmadClass,
-    uapi, //
+    uapi::{
+        self,
+        PacketHeader, //
+    }, //
 };
 use kernel::{
     device,
@@ -71,6 +76,8 @@ use kernel::{
 #[pin_data]
 pub(crate) struct Port {
     device: Arc<Device>,
+    /// The device's own number: tracepoints tell it, also when the device is gone.
+    device_index: u32,
     number: u32,
     /// Who is the port's subnet manager.
     #[pin]
@@ -84,10 +91,11 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    fn new(device: Arc<Device>, number: u32) -> Result<Arc<Self>> {
+    fn new(device: Arc<Device>, device_index: u32, number: u32) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 device,
+                device_index,
                 number,
                 is_sm <- IsSm::new(),
                 ways <- Ways::new(),
@@ -110,6 +118,16 @@ impl Port {
     /// The port's number in its device.
     pub(crate) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// What tracepoints tell of a packet of the port.
+    pub(crate) fn traced(&self, header: PacketHeader, mad: MadHeader) -> Traced {
+        Traced {
+            device_index: self.device_index,
+            port: self.number,
+            header: zerocopy::transmute!(header),
+            mad,
+        }
     }
 
     /// Who is the port's subnet manager.
@@ -223,7 +241,7 @@ impl PortNodes {
     ) -> Result {
         let guard = device.get().ok_or(ENODEV)?;
         let has_smi = guard.cap_ib_smi(number);
-        let port = Port::new(device.clone(), number)?;
+        let port = Port::new(device.clone(), guard.index(), number)?;
         let dev_number = context.numbers.take()?;
         let n = dev_number.value();
         let umad_name = CString::try_from_fmt(fmt!("umad{n}"))?;

@@ -36,6 +36,11 @@ use crate::{
         send::{
             SendMad,
             Shape, //
+        },
+        trace::{
+            self,
+            DropReason,
+            Traced, //
         }, //
     },
     seat::AgentId,
@@ -73,21 +78,34 @@ pub(crate) fn write(file: &UmadFile, from: UserBytes) -> Result<usize> {
     let (header, head) = read_heads(&from, layout)?;
     let id = AgentId::from_user(header.id)?;
     let written = Written::new(header, head, mad_len);
+    trace::written(|| written.traced(file));
     let rest = from.skip(layout.header_len() + RMPP_HDR_LEN);
+    match send_all(file, id, &written, rest) {
+        Ok(()) => Ok(count),
+        Err(why) => {
+            let (error, reason) = why.tell(file);
+            trace::dropped(reason, Some(error), || written.traced(file));
+            Err(error)
+        }
+    }
+}
+
+/// Sends what was written; copies the rest first, if it cannot be sent without.
+fn send_all(
+    file: &UmadFile,
+    id: AgentId,
+    written: &Written,
+    rest: UserBytes,
+) -> core::result::Result<(), NotSent> {
     let mut budget = None;
-    match send(file, id, &written, Rest::Users(rest), &mut budget) {
+    match send(file, id, written, Rest::Users(rest), &mut budget) {
         Err(NotSent::NotPresent) => {
             // The budget stays: it covers this memory.
             let mut copied = KVVec::new();
             rest.reader().read_all(&mut copied, GFP_KERNEL_ACCOUNT)?;
-            match send(file, id, &written, Rest::Copied(&copied), &mut budget) {
-                Ok(()) => Ok(count),
-                Err(NotSent::NotPresent) => Err(EFAULT),
-                Err(NotSent::Refused(e)) => Err(e),
-            }
+            send(file, id, written, Rest::Copied(&copied), &mut budget)
         }
-        Err(NotSent::Refused(e)) => Err(e),
-        Ok(()) => Ok(count),
+        done => done,
     }
 }
 
@@ -95,8 +113,31 @@ pub(crate) fn write(file: &UmadFile, from: UserBytes) -> Result<usize> {
 enum NotSent {
     /// A page of the rest is not there; it can be copied with nothing held.
     NotPresent,
+    /// The same transaction is outstanding.
+    Duplicate,
     /// This is the program's to know.
     Refused(Error),
+}
+
+impl NotSent {
+    /// What the program is told, and what who traces it.
+    fn tell(self, file: &UmadFile) -> (Error, DropReason) {
+        let error = match self {
+            NotSent::Duplicate => return (EINVAL, DropReason::Duplicate),
+            NotSent::NotPresent => EFAULT,
+            NotSent::Refused(e) => e,
+        };
+        let reason = match error {
+            e if e == EFAULT => DropReason::CopyFailed,
+            e if e == EMSGSIZE => DropReason::TooLong,
+            e if e == ENOBUFS => DropReason::TooManySends,
+            e if e == ENOMEM => DropReason::NoMemory,
+            e if e == EIO && file.port().is_live() => DropReason::AgentGone,
+            e if e == EIO => DropReason::FileGone,
+            _ => DropReason::Refused,
+        };
+        (error, reason)
+    }
 }
 
 impl From<Error> for NotSent {
@@ -236,6 +277,11 @@ impl Written {
         MadHeader::from_array(*header)
     }
 
+    /// What tracepoints tell of it.
+    fn traced(&self, file: &UmadFile) -> Traced {
+        file.port().traced(self.header, self.mad_header())
+    }
+
     fn address(&self) -> Address {
         let header = &self.header;
         Address {
@@ -322,7 +368,11 @@ fn send<'a>(
     let send = Packet::sent(memory, seat, &written.header, header, listed, cost)?;
     // An agent that does RMPP itself sends many MADs with one transaction id.
     let user_segment = !kernel_rmpp && written.wants_rmpp;
-    file.begin_send(&key, budget, list, !user_segment)?;
+    file.begin_send(&key, budget, list, !user_segment)
+        .map_err(|e| match e {
+            e if e == EINVAL => NotSent::Duplicate,
+            e => NotSent::Refused(e),
+        })?;
     mad.post(ah, written.header.timeout_ms, written.header.retries, send)
         .map_err(|(e, send)| {
             file.abort_send(&send);

@@ -34,6 +34,8 @@
 #include <rdma/ib_verbs.h>
 #include <rdma/rdma_netlink.h>
 
+#include "trace.h"
+
 /*
  * Declared in ib_verbs.h, defined in drivers/infiniband/core/core_priv.h, which is not among the
  * headers that a distribution ships.

@@ -68,6 +68,12 @@ impl LiveDevice {
         &self.changes
     }
 
+    /// The device's number, which it keeps, whatever its name is.
+    pub(crate) fn index(&self) -> u32 {
+        // SAFETY: The device is valid by the type invariant; the field does not change.
+        unsafe { (*self.as_raw()).index }
+    }
+
     /// Port numbers of the device: 1..=n, or 0..=0 for a switch.
     pub(crate) fn ports(&self) -> RangeInclusive<u32> {
         // SAFETY: The device is valid by the type invariant.

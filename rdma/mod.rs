@@ -15,6 +15,7 @@
 //! | whether what was made of a device's tables, or of the network's, still holds | [`changes`] |
 //! | the MAD's own header, rules of classes | [`mad`] |
 //! | a value that can be taken back from users that sleep | [`revocable`] |
+//! | the tracepoints of user MADs | [`trace`] |
 //!
 //! Who keeps what alive: a [`client::Client`] is given a [`device::Device`], which hands out
 //! [`device::DeviceGuard`]s until it is revoked; an [`agent::Agent`] holds a guard, so removal of a
@@ -31,3 +32,4 @@ pub(crate) mod mad;
 pub(crate) mod recv;
 pub(crate) mod revocable;
 pub(crate) mod send;
+pub(crate) mod trace;

@@ -16,7 +16,12 @@ const NAME: &CStr = c"ib_umad";
 
 /// The file of the module under test.
 pub fn file() -> Outcome<PathBuf> {
-    let variable = match Impl::current()? {
+    file_of(Impl::current()?)
+}
+
+/// The file of one of the modules.
+pub fn file_of(module: Impl) -> Outcome<PathBuf> {
+    let variable = match module {
         Impl::C => "UMAD_KO_C",
         Impl::Rust => "UMAD_KO_RUST",
     };
@@ -38,7 +43,11 @@ pub fn load() -> Result<(), Errno> {
 
 /// Loads the module under test with parameters (`name=value name=value`).
 pub fn load_with(parameters: &CStr) -> Result<(), Errno> {
-    let path = file().map_err(|_| Errno::ENOENT)?;
+    load_file(&file().map_err(|_| Errno::ENOENT)?, parameters)
+}
+
+/// Loads a module of a file.
+pub fn load_file(path: &Path, parameters: &CStr) -> Result<(), Errno> {
     let file =
         File::open(path).map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO)))?;
     finit_module(&file, parameters, ModuleInitFlags::empty())

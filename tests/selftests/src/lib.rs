@@ -13,5 +13,6 @@ pub mod parameters;
 pub mod slab;
 pub mod stuck;
 pub mod task;
+pub mod trace;
 pub mod uffd;
 pub mod vhca;
