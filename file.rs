@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    abi,
     agents::{
         AgentTable,
         FileAgent,
@@ -294,7 +295,7 @@ impl UmadFile {
                     under_way: UnderWay::default(),
                     counters: Counters::default(),
                 }), "UmadFile::inner"),
-                has_pkey_index: Atomic::new(false),
+                has_pkey_index: Atomic::new(abi::first_layout() == Layout::PKeyIndex),
                 wants_handles: Atomic::new(false),
                 wanted_places: Atomic::new(outstanding::FIRST_PLACES),
                 finder <- new_work!("UmadFile::finder"),
@@ -1001,13 +1002,13 @@ impl Operations for UmadFile {
         fdinfo::show(&file, to);
     }
 
-    /// Errors: `ENOTTY` for an unknown number, and see [`register`].
+    /// Errors: `ENOTTY` for an unknown number, which ENABLE_PKEY may be, and see [`register`].
     fn ioctl(file: ArcBorrow<'_, Self>, cmd: u32, arg: UserPtr) -> Result {
         match cmd {
             uapi::REGISTER_AGENT => register::register_agent(file.into(), arg),
             uapi::REGISTER_AGENT2 => register::register_agent2(file.into(), arg),
             uapi::UNREGISTER_AGENT => register::unregister_agent(&file, arg),
-            uapi::ENABLE_PKEY => file.enable_pkey(),
+            uapi::ENABLE_PKEY if abi::has_enable_pkey() => file.enable_pkey(),
             _ => Err(ENOIOCTLCMD),
         }
     }

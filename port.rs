@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    abi,
     arrivals::Ways,
     chrdev::{
         class::Class,
@@ -52,10 +53,7 @@ use crate::{
         trace::Traced, //
     },
     sysfs::UmadClass,
-    uapi::{
-        self,
-        PacketHeader, //
-    }, //
+    uapi::PacketHeader, //
 };
 use kernel::{
     device,
@@ -315,11 +313,13 @@ static UMAD_SLOT: Slot<UmadClient> = Slot::new();
 
 impl Client for UmadClient {
     const NAME: &'static CStr = c"umad";
-    // CAST: A u32 fits.
-    const ABI_VERSION: u64 = uapi::ABI_VERSION as u64;
 
     type Context = Context;
     type Data = KVec<PortNodes>;
+
+    fn abi_version() -> u32 {
+        abi::version()
+    }
 
     fn slot() -> &'static Slot<Self> {
         &UMAD_SLOT

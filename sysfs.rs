@@ -8,14 +8,14 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    abi,
     chrdev::class::{
         AttributeText,
         ClassAttribute,
         ClassSpec,
         DeviceAttribute, //
     },
-    port::Port,
-    uapi, //
+    port::Port, //
 };
 use core::fmt::Write as _;
 use kernel::{
@@ -50,7 +50,7 @@ impl ClassSpec for UmadClass {
 }
 
 fn show_abi_version(text: &mut AttributeText<'_>) -> Result {
-    writeln!(text, "{}", uapi::ABI_VERSION).map_err(|_| EIO)
+    writeln!(text, "{}", abi::version()).map_err(|_| EIO)
 }
 
 /// The name as it is now: it follows a rename.

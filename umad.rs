@@ -58,6 +58,7 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod abi;
 #[path = "bindings/abi_check.rs"]
 mod abi_check;
 mod agents;
@@ -103,6 +104,10 @@ module! {
     license: "Dual BSD/GPL",
     alias: ["rdma-client-umad", "rdma-client-issm"],
     params: {
+        abi_version: u32 {
+            default: 5,
+            description: "Version of the user ABI: 5 (default), or 6: the header with the P_Key index is the only one",
+        },
         max_message: usize {
             default: 256 << 20,
             description: "Bytes of the longest message that write() takes (default 256 MiB)",
@@ -128,6 +133,7 @@ struct UmadModule {
 
 impl kernel::Module for UmadModule {
     fn init(_module: &'static ThisModule) -> Result<Self> {
+        abi::check()?;
         let numbers = numbers::Numbers::register(sysfs::UmadClass::NAME)?;
         let class =
             Class::register().inspect_err(|_| pr_err!("cannot make the class infiniband_mad\n"))?;

@@ -12,9 +12,13 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    abi,
     agents::Handler,
     bounds,
-    chrdev::user::UserBytes,
+    chrdev::{
+        file::TaskName,
+        user::UserBytes, //
+    },
     file::{
         SendBudget,
         UmadFile, //
@@ -51,7 +55,12 @@ use crate::{
         OLD_HEADER_LEN, //
     }, //
 };
-use kernel::{alloc::AllocError, prelude::*};
+use kernel::{
+    alloc::AllocError,
+    dev_notice,
+    prelude::*,
+    str::BStr, //
+};
 
 /// Bytes of the largest MAD that is not sent by RMPP: one of OPA.
 const MAX_SINGLE_MAD: usize = 2048;
@@ -62,7 +71,7 @@ const MAX_SINGLE_MAD: usize = 2048;
 ///
 /// In this order: `EINVAL` if it is shorter than packet header and RMPP header; `EFAULT` if the packet
 /// header cannot be read; `EINVAL` for an agent id that cannot be; `EFAULT` if the RMPP header cannot be
-/// read; `EIO` if there is no such agent (any more); `EMSGSIZE` for a message over the bound, and
+/// read; `EINVAL` for a header that the ABI's version does not allow; `EIO` if there is no such agent (any more); `EMSGSIZE` for a message over the bound, and
 /// `ENOBUFS` if the file's sends would be over theirs, see [`bounds`];
 /// `EINVAL` if the MAD is shorter than its class's headers; what [`UmadFile::address_handle`] says; `EINVAL`
 /// if it is too long for one MAD and not sent by RMPP; `ENOMEM`; `EFAULT` if the rest cannot be read;
@@ -77,6 +86,9 @@ pub(crate) fn write(file: &UmadFile, from: UserBytes) -> Result<usize> {
         .ok_or(EINVAL)?;
     let (header, head) = read_heads(&from, layout)?;
     let id = AgentId::from_user(header.id)?;
+    if !abi::is_header_allowed(&header) {
+        return Err(old_header(file));
+    }
     let written = Written::new(header, head, mad_len);
     trace::written(|| written.traced(file));
     let rest = from.skip(layout.header_len() + RMPP_HDR_LEN);
@@ -88,6 +100,17 @@ pub(crate) fn write(file: &UmadFile, from: UserBytes) -> Result<usize> {
             Err(error)
         }
     }
+}
+
+/// Refuses what is likely to have a header of 56 bytes where there is only the other one.
+#[cold]
+fn old_header(file: &UmadFile) -> Error {
+    dev_notice!(
+        file.node(),
+        "process {}: its headers seem to have 56 bytes; with abi_version=6 they have 64, reserved bytes are zero\n",
+        BStr::from_bytes(TaskName::current().as_bytes())
+    );
+    EINVAL
 }
 
 /// Sends what was written; copies the rest first, if it cannot be sent without.

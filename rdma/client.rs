@@ -40,14 +40,14 @@ pub(crate) trait Client: Sized + 'static {
     /// The client's name, also in netlink's GET_CHARDEV.
     const NAME: &'static CStr;
 
-    /// ABI version that GET_CHARDEV tells.
-    const ABI_VERSION: u64;
-
     /// What all devices share. Lives as long as the registration.
     type Context: Send + Sync;
 
     /// What the client keeps for one device.
     type Data: Send + Sync;
+
+    /// ABI version that GET_CHARDEV tells.
+    fn abi_version() -> u32;
 
     /// The client's slot.
     fn slot() -> &'static Slot<Self>;
@@ -268,7 +268,7 @@ unsafe fn answer<T: Client>(
         // SAFETY: By the caller.
         let res = unsafe { &mut *res };
         let node = chardev(&entry.data, res.port)?;
-        res.abi = T::ABI_VERSION;
+        res.abi = T::abi_version().into();
         // The caller takes its own reference before it lets `remove` be called.
         res.cdev = core::ptr::from_ref(node).cast_mut().cast();
         Ok(0)

@@ -17,8 +17,10 @@ use kernel::{
 };
 use zerocopy_derive::Immutable;
 
-/// What `abi_version` in sysfs says, and GET_CHARDEV.
+/// What `abi_version` in sysfs says, and GET_CHARDEV, as long as nobody asks for the next one.
 pub(crate) const ABI_VERSION: u32 = 5;
+/// The version that the kernel's document announced.
+pub(crate) const NEXT_ABI_VERSION: u32 = 6;
 
 /// Agents of one file; agent ids are below this number.
 pub(crate) const MAX_AGENTS: usize = 32;

@@ -108,11 +108,13 @@ static SLOT: Slot<FloorClient> = Slot::new();
 
 impl Client for FloorClient {
     const NAME: &'static CStr = c"umad";
-    // CAST: A u32 fits.
-    const ABI_VERSION: u64 = uapi::ABI_VERSION as u64;
 
     type Context = Context;
     type Data = KVec<Node<FloorFile>>;
+
+    fn abi_version() -> u32 {
+        uapi::ABI_VERSION
+    }
 
     fn slot() -> &'static Slot<Self> {
         &SLOT

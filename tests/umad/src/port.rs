@@ -15,7 +15,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
 use crate::abi::{self, Hdr, HdrOld, RegReq, RegReq2, MAD_LEN};
-use crate::{AgentId, Error, Packet, Registration, Result};
+use crate::{sysfs, AgentId, Error, Packet, Registration, Result};
 
 /// The header layout of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,8 @@ impl OpenOptions {
     }
 
     /// With [`Layout::New`] the P_Key index is enabled at once, with [`Layout::Old`] nothing is done:
-    /// the file is as the kernel opened it, and `register2` can still change its layout.
+    /// the file is as the kernel opened it, and `register2` can still change its layout. From ABI version 6
+    /// on there is no other layout than the new one, whatever is asked for.
     pub fn layout(self, layout: Layout) -> Self {
         Self { layout, ..self }
     }
@@ -86,7 +87,9 @@ impl OpenOptions {
             errno: Errno::from_raw(e.raw_os_error().unwrap_or(0)),
         })?;
         let port = Port::from_fd(file.into());
-        if self.layout == Layout::New {
+        if sysfs::abi_version().is_ok_and(|version| version > 5) {
+            port.layout.store(NEW, Ordering::Release);
+        } else if self.layout == Layout::New {
             port.enable_pkey()?;
         }
         Ok(port)
