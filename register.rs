@@ -11,7 +11,10 @@
 
 use crate::{
     agents::Handler,
-    chrdev::file::TaskName,
+    chrdev::{
+        file::TaskName,
+        log::is_message_allowed, //
+    },
     file::UmadFile,
     rdma::{
         agent::{
@@ -47,6 +50,17 @@ use kernel::{
     }, //
 };
 
+/// Tells the kernel's log why a registration is refused. Scripts know these messages, with the names of
+/// functions of the C module in them. What `ib_mad` refuses it tells itself, if it is asked to
+/// (dynamic debug).
+macro_rules! notice {
+    ($file:expr, $($message:tt)*) => {
+        if is_message_allowed() {
+            dev_notice!($file.node(), $($message)*);
+        }
+    };
+}
+
 /// REGISTER_AGENT.
 ///
 /// # Errors
@@ -54,17 +68,18 @@ use kernel::{
 /// In this order: `EPIPE` if the device is gone; `EFAULT`; `EINVAL` for a queue pair other than 0 and 1;
 /// `ENOMEM` for a 33rd agent; what [`Agent::register`] says; `EFAULT` if the id cannot be written.
 pub(crate) fn register_agent(file: Arc<UmadFile>, arg: UserPtr) -> Result {
-    check_device(&file)?;
+    const CALL: &str = "ib_umad_reg_agent";
+    check_device(&file, CALL)?;
     let bytes: [u8; core::mem::size_of::<RegReq>()] = read_user(arg)?;
     let req = RegReq::read_from_bytes(&bytes).map_err(|_| EINVAL)?;
-    let qp = management_qp(&file, u32::from(req.qpn))?;
+    let qp = management_qp(&file, CALL, u32::from(req.qpn))?;
     let interest = (req.mgmt_class != 0).then(|| Interest {
         mgmt_class: req.mgmt_class,
         class_version: req.mgmt_class_version,
         oui: req.oui,
         methods: req.methods(),
     });
-    let seat = register(&file, |_| {
+    let seat = register(&file, CALL, |_| {
         Ok(Registration {
             qp,
             interest,
@@ -73,7 +88,7 @@ pub(crate) fn register_agent(file: Arc<UmadFile>, arg: UserPtr) -> Result {
         })
     })?;
     tell_id(&file, seat, arg.wrapping_byte_add(RegReq::ID_OFFSET))?;
-    if file.confirm(seat, None) == Some(Layout::Old) {
+    if file.confirm(seat, None) == Some(Layout::Old) && is_message_allowed() {
         dev_warn!(
             file.node(),
             "process {} did not enable P_Key index support.\n",
@@ -81,7 +96,7 @@ pub(crate) fn register_agent(file: Arc<UmadFile>, arg: UserPtr) -> Result {
         );
         dev_warn!(
             file.node(),
-            "   Its headers have 56 bytes; see ENABLE_PKEY in Documentation/userspace-mad.rst.\n"
+            "   Documentation/infiniband/user_mad.rst has info on the new ABI.\n"
         );
     }
     Ok(())
@@ -96,26 +111,28 @@ pub(crate) fn register_agent(file: Arc<UmadFile>, arg: UserPtr) -> Result {
 /// 33rd agent; `EINVAL` for an OUI of more than 24 bits; what [`Agent::register`] says; `EFAULT` if the id
 /// cannot be written.
 pub(crate) fn register_agent2(file: Arc<UmadFile>, arg: UserPtr) -> Result {
-    check_device(&file)?;
+    const CALL: &str = "ib_umad_reg_agent2";
+    check_device(&file, CALL)?;
     let bytes: [u8; core::mem::size_of::<RegReq2>()] = read_user(arg)?;
     let req = RegReq2::read_from_bytes(&bytes).map_err(|_| EINVAL)?;
-    let qp = management_qp(&file, req.qpn)?;
+    let qp = management_qp(&file, CALL, req.qpn)?;
     if req.flags & !REG_FLAGS_CAP != 0 {
-        dev_notice!(
-            file.node(),
-            "register agent: flags {:#x} are not known, {:#x} are\n",
+        notice!(
+            file,
+            "{} failed: invalid registration flags specified {:#x}; supported {:#x}\n",
+            CALL,
             req.flags,
             REG_FLAGS_CAP
         );
         write_user(arg.wrapping_byte_add(RegReq2::FLAGS_OFFSET), REG_FLAGS_CAP)?;
         return Err(EINVAL);
     }
-    let seat = register(&file, |file| {
+    let seat = register(&file, CALL, |file| {
         let interest = if req.mgmt_class != 0 {
             Some(Interest {
                 mgmt_class: req.mgmt_class,
                 class_version: req.mgmt_class_version,
-                oui: oui(file, req.oui)?,
+                oui: oui(file, CALL, req.oui)?,
                 methods: req.method_mask,
             })
         } else {
@@ -149,6 +166,7 @@ pub(crate) fn unregister_agent(file: &UmadFile, arg: UserPtr) -> Result {
 /// Registers an agent and publishes it. `registration` is asked once an id is reserved.
 fn register(
     file: &Arc<UmadFile>,
+    call: &str,
     registration: impl FnOnce(&UmadFile) -> Result<Registration>,
 ) -> Result<Seat> {
     // A guard of the device: its removal waits until this is done or undone.
@@ -156,11 +174,7 @@ fn register(
     let _one_at_a_time = file.registering().lock();
     let seat = file.reserve_seat().inspect_err(|e| {
         if *e == ENOMEM {
-            dev_notice!(
-                file.node(),
-                "register agent: the file has {} agents, there can be no more\n",
-                MAX_AGENTS
-            );
+            notice!(file, "{}: Max Agents ({}) reached\n", call, MAX_AGENTS);
         }
     })?;
     let agent = registration(file)
@@ -190,35 +204,31 @@ fn tell_id(file: &UmadFile, seat: Seat, to: UserPtr) -> Result {
     })
 }
 
-fn check_device(file: &UmadFile) -> Result {
+fn check_device(file: &UmadFile, call: &str) -> Result {
     if file.port().is_live() {
         return Ok(());
     }
-    dev_notice!(file.node(), "register agent: the device is gone\n");
+    notice!(file, "{}: invalid device\n", call);
     Err(EPIPE)
 }
 
-fn management_qp(file: &UmadFile, qpn: u32) -> Result<ManagementQp> {
+fn management_qp(file: &UmadFile, call: &str, qpn: u32) -> Result<ManagementQp> {
     match qpn {
         0 => Ok(ManagementQp::Smi),
         1 => Ok(ManagementQp::Gsi),
         _ => {
-            dev_notice!(file.node(), "register agent: QPN {} is not 0 or 1\n", qpn);
+            notice!(file, "{}: invalid QPN {} specified\n", call, qpn);
             Err(EINVAL)
         }
     }
 }
 
 /// The three bytes of an OUI, highest first.
-fn oui(file: &UmadFile, oui: u32) -> Result<[u8; 3]> {
+fn oui(file: &UmadFile, call: &str, oui: u32) -> Result<[u8; 3]> {
     match oui.to_be_bytes() {
         [0, a, b, c] => Ok([a, b, c]),
         _ => {
-            dev_notice!(
-                file.node(),
-                "register agent: OUI {:#010x} has more than 24 bits\n",
-                oui
-            );
+            notice!(file, "{} failed: oui invalid {:#010x}\n", call, oui);
             Err(EINVAL)
         }
     }

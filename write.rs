@@ -17,6 +17,7 @@ use crate::{
     bounds,
     chrdev::{
         file::TaskName,
+        log::is_message_allowed,
         user::UserBytes, //
     },
     file::{
@@ -105,11 +106,13 @@ pub(crate) fn write(file: &UmadFile, from: UserBytes) -> Result<usize> {
 /// Refuses what is likely to have a header of 56 bytes where there is only the other one.
 #[cold]
 fn old_header(file: &UmadFile) -> Error {
-    dev_notice!(
-        file.node(),
-        "process {}: its headers seem to have 56 bytes; with abi_version=6 they have 64, reserved bytes are zero\n",
-        BStr::from_bytes(TaskName::current().as_bytes())
-    );
+    if is_message_allowed() {
+        dev_notice!(
+            file.node(),
+            "process {}: its headers seem to have 56 bytes; with abi_version=6 they have 64, reserved bytes are zero\n",
+            BStr::from_bytes(TaskName::current().as_bytes())
+        );
+    }
     EINVAL
 }
 

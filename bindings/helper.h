@@ -19,6 +19,7 @@
 #include <linux/netdevice.h>
 #include <linux/nospec.h>
 #include <linux/poll.h>
+#include <linux/ratelimit.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/uaccess.h>
@@ -107,6 +108,14 @@ static inline void umad_kcov_end(void)
 	kcov_remote_stop();
 }
 #endif
+
+/* Limits are macros. One for all that programs can cause. */
+static inline bool umad_may_log(void)
+{
+	static DEFINE_RATELIMIT_STATE(limit, DEFAULT_RATELIMIT_INTERVAL, DEFAULT_RATELIMIT_BURST);
+
+	return ___ratelimit(&limit, KBUILD_MODNAME);
+}
 
 /* HZ is a macro, and the kernel crate's has the value of user space. */
 enum { UMAD_HZ = HZ };

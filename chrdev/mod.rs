@@ -16,12 +16,14 @@
 //! | the end of a work item | [`work`] |
 //! | bytes in the memory of the program that called | [`user`] |
 //! | numbers that nobody can guess | [`random`] |
+//! | how much may go into the kernel's log | [`log`] |
 //! | coverage of work that is done on behalf of a program | [`coverage`] |
 //! | indices that user space chooses | [`nospec`] |
 
 pub(crate) mod class;
 pub(crate) mod coverage;
 pub(crate) mod file;
+pub(crate) mod log;
 pub(crate) mod node;
 pub(crate) mod nospec;
 pub(crate) mod random;

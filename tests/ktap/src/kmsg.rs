@@ -25,6 +25,12 @@ impl Mark {
 
     /// The messages since the mark, or since the last call.
     pub fn lines(&mut self) -> Outcome<Vec<String>> {
+        let records = self.records()?;
+        Ok(records.into_iter().map(|(_, message)| message).collect())
+    }
+
+    /// The messages since the mark, or since the last call, each with its level (4: warning, 5: notice).
+    pub fn records(&mut self) -> Outcome<Vec<(u32, String)>> {
         let mut lines = Vec::new();
         let mut record = [0; 8192];
         loop {
@@ -33,13 +39,16 @@ impl Mark {
                 Ok(n) => {
                     let text = String::from_utf8_lossy(&record[..n]);
                     // "priority,sequence,time,flags;message", then lines of properties.
-                    let message = text.split_once(';').map_or(&*text, |(_, m)| m);
-                    lines.push(message.lines().next().unwrap_or("").to_owned());
+                    let (head, message) = text.split_once(';').unwrap_or(("", &text));
+                    let priority = head.split(',').next().and_then(|p| p.parse::<u32>().ok());
+                    let message = message.lines().next().unwrap_or("").to_owned();
+                    // The other bits say who wrote it.
+                    lines.push((priority.ok_or("no priority")? & 7, message));
                 }
                 Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => return Ok(lines),
                 // EPIPE: messages were overwritten before they were read.
                 Err(e) if e.raw_os_error() == Some(libc::EPIPE) => {
-                    lines.push("(messages were lost)".to_owned());
+                    lines.push((0, "(messages were lost)".to_owned()));
                 }
                 Err(e) => return Err(e.into()),
             }

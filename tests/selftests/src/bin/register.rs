@@ -84,6 +84,17 @@ fn ensure_free(registration: &Registration) -> Outcome {
     Ok(())
 }
 
+/// Our module writes ten messages in so long a time; the C module has no limit.
+const LOG_WINDOW: Duration = Duration::from_millis(5200);
+
+/// The end of the kernel's log, when there is room for messages again.
+fn quiet_log() -> Outcome<Mark> {
+    if ktap::Impl::current()? == ktap::Impl::Rust {
+        std::thread::sleep(LOG_WINDOW);
+    }
+    Mark::now()
+}
+
 fn main() -> std::process::ExitCode {
     let mut area = ktap::Area::new("register");
 
@@ -850,7 +861,7 @@ fn main() -> std::process::ExitCode {
     area.check(
         "REGISTER_AGENT without P_Key index warns once per file",
         move || {
-            let mut log = Mark::now()?;
+            let mut log = quiet_log()?;
             let port = fresh()?;
             port.register(&only())?;
             let lines = log.with(warning)?;
@@ -874,7 +885,7 @@ fn main() -> std::process::ExitCode {
     area.check(
         "a REGISTER_AGENT that failed does not use up the warning",
         move || {
-            let mut log = Mark::now()?;
+            let mut log = quiet_log()?;
             let port = fresh()?;
             ensure_errno!(port.register(&only().qpn(2)), EINVAL);
             ensure_errno!(port.register(&Registration::class(0xff, 1)), EINVAL);
@@ -898,6 +909,116 @@ fn main() -> std::process::ExitCode {
             Ok(())
         },
     );
+    area.check("a refused registration says why, in the words that scripts know", || {
+        let pair = RxePair::plain("rn")?;
+        pair.a.plug()?;
+        let umad = pair.a.umad()?;
+        let port = Port::options().layout(Layout::Old).open(umad)?;
+        let mut log = quiet_log()?;
+        let mut says = |level: u32, message: &str| -> Outcome {
+            let told = log.records()?;
+            let told: Vec<_> = told.iter().filter(|(_, m)| m.contains("infiniband_mad umad")).collect();
+            let expected = (level, format!("infiniband_mad umad{umad}: {message}"));
+            ensure_eq!(told, [&expected]);
+            Ok(())
+        };
+        ensure_errno!(port.register(&only().qpn(2)), EINVAL);
+        says(5, "ib_umad_reg_agent: invalid QPN 2 specified")?;
+        ensure_errno!(port.register2(&only().qpn(300)), EINVAL);
+        says(5, "ib_umad_reg_agent2: invalid QPN 300 specified")?;
+        ensure_errno!(port.register2(&only().flags(0x106)), EINVAL);
+        says(5, "ib_umad_reg_agent2 failed: invalid registration flags specified 0x106; supported 0x1")?;
+        ensure_errno!(port.register2(&vendor().oui(0x0100_1405)), EINVAL);
+        says(5, "ib_umad_reg_agent2 failed: oui invalid 0x01001405")?;
+        for _ in 0..32 {
+            port.register2(&Registration::send_only())?;
+        }
+        ensure_errno!(port.register(&only()), ENOMEM);
+        says(5, "ib_umad_reg_agent: Max Agents (32) reached")?;
+        ensure_errno!(port.register2(&only()), ENOMEM);
+        says(5, "ib_umad_reg_agent2: Max Agents (32) reached")?;
+        pair.a.unplug()?;
+        ensure_errno!(port.register(&only()), EPIPE);
+        says(5, "ib_umad_reg_agent: invalid device")?;
+        ensure_errno!(port.register2(&only()), EPIPE);
+        says(5, "ib_umad_reg_agent2: invalid device")
+    });
+    area.check(
+        "the warning's words and level are those that scripts know, too",
+        || {
+            let mut log = quiet_log()?;
+            fresh()?.register(&only())?;
+            let told = log.records()?;
+            let umad = format!("infiniband_mad umad{}: ", ktap::wait_for_umad("rxe0")?);
+            let told: Vec<_> = told.iter().filter(|(_, m)| m.starts_with(&umad)).collect();
+            let name = std::fs::read_to_string("/proc/self/comm")?;
+            let first = format!(
+                "{umad}process {} did not enable P_Key index support.",
+                name.trim()
+            );
+            let second =
+                format!("{umad}   Documentation/infiniband/user_mad.rst has info on the new ABI.");
+            ensure_eq!(told, [&(4, first), &(4, second)]);
+            Ok(())
+        },
+    );
+    area.check("ib_mad says why it refuses, if it is asked to", || {
+        let ask = |flag| {
+            std::fs::write(
+                "/proc/dynamic_debug/control",
+                format!("func ib_register_mad_agent {flag}"),
+            )
+        };
+        ask("+p").what("dynamic debug")?;
+        let mut log = Mark::now()?;
+        let outcome = [
+            (only().rmpp(7), "invalid RMPP Version 7"),
+            (
+                Registration {
+                    class_version: 0x83,
+                    ..vendor()
+                },
+                "invalid Class Version 131",
+            ),
+            (vendor().oui(0), "No OUI specified for class 0x"),
+        ]
+        .into_iter()
+        .try_for_each(|(registration, why)| -> Outcome {
+            ensure_errno!(fresh()?.register2(&registration), EINVAL);
+            let told = log.records()?;
+            let found = told.iter().any(|(level, m)| *level == 7 && m.contains(why));
+            ensure!(found, "no {why:?} in {told:?}");
+            Ok(())
+        });
+        ask("-p")?;
+        outcome
+    });
+    area.check("a program cannot flood the kernel's log", || {
+        let port = fresh()?;
+        let mut log = quiet_log()?;
+        let flood = |count: u32| -> Outcome {
+            for _ in 0..count {
+                ensure_errno!(port.register(&only().qpn(2)), EINVAL);
+            }
+            Ok(())
+        };
+        let begin = Instant::now();
+        flood(500)?;
+        let windows = begin.elapsed().as_secs() / 5 + 1;
+        let told = log.with("invalid QPN 2")?.len();
+        ensure!(
+            u64::try_from(told)? <= 10 * windows,
+            "{told} messages in {:?}",
+            begin.elapsed()
+        );
+        ensure!(told >= 10, "{told} messages");
+        // It tells how many it held back, when there is room again.
+        std::thread::sleep(LOG_WINDOW);
+        flood(1)?;
+        ensure_eq!(log.with("ib_umad: ")?.len(), 1);
+        Ok(())
+    })
+    .improvement(15);
     area.check(
         "registering on a file that is no umad file is ENOTTY",
         || {
