@@ -1,119 +1,52 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
 //! Two netlink families that tell of umad devices: RDMA's device family (which character device
-//! serves a port?) and kobject uevents (a device has come, or gone).
+//! serves a port?), with changes of devices by it, and kobject uevents (a device has come, or gone).
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::{
-    bind, recv, send, setsockopt, socket, sockopt, AddressFamily, MsgFlags, NetlinkAddr, SockFlag,
+    bind, recv, setsockopt, socket, sockopt, AddressFamily, MsgFlags, NetlinkAddr, SockFlag,
     SockProtocol, SockType,
 };
+pub use umad::netlink::Chardev;
+use umad::netlink::{ATTR_DEV_INDEX, ATTR_DEV_NAME};
 
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const NLM_F_REQUEST: u16 = 0x01;
 const NLM_F_ACK: u16 = 0x04;
-const NLM_F_DUMP: u16 = 0x300;
-const HEADER: usize = 16;
-
-/// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, 0)`
-const NLDEV: u16 = 5 << 10;
-const CMD_GET: u16 = 1;
 const CMD_SET: u16 = 2;
 const CMD_NEWLINK: u16 = 3;
 const CMD_DELLINK: u16 = 4;
-const CMD_GET_CHARDEV: u16 = 15;
-
-const ATTR_DEV_INDEX: u16 = 1;
-const ATTR_DEV_NAME: u16 = 2;
-const ATTR_PORT_INDEX: u16 = 3;
 const ATTR_NDEV_NAME: u16 = 51;
 const ATTR_LINK_TYPE: u16 = 65;
 const ATTR_NET_NS_FD: u16 = 68;
-const ATTR_CHARDEV_TYPE: u16 = 69;
-const ATTR_CHARDEV_NAME: u16 = 70;
-const ATTR_CHARDEV_ABI: u16 = 71;
-const ATTR_CHARDEV: u16 = 72;
 
-/// What GET_CHARDEV says of a character device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chardev {
-    /// Name of the node, without a directory.
-    pub name: String,
-    /// Revision of the device's ABI.
-    pub abi: u64,
-    /// Major number.
-    pub major: u64,
-    /// Minor number.
-    pub minor: u64,
+/// A socket of RDMA's netlink family, by which devices can be changed, too.
+pub struct Rdma(umad::netlink::Rdma);
+
+impl Deref for Rdma {
+    type Target = umad::netlink::Rdma;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
 }
 
-/// A socket of RDMA's netlink family.
-pub struct Rdma {
-    socket: OwnedFd,
-    sequence: u32,
+impl DerefMut for Rdma {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
 }
-
-type Attributes = BTreeMap<u16, Vec<u8>>;
 
 impl Rdma {
     /// Opens a socket.
     pub fn open() -> nix::Result<Self> {
-        let socket = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkRDMA,
-        )?;
-        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-        Ok(Self {
-            socket,
-            sequence: 0,
-        })
-    }
-
-    /// The device family's index of the RDMA device `name`.
-    pub fn index(&mut self, name: &str) -> nix::Result<u32> {
-        let devices = self.ask(CMD_GET, NLM_F_DUMP, &[])?;
-        devices
-            .iter()
-            .find(|a| text(a, ATTR_DEV_NAME).as_deref() == Some(name))
-            .and_then(|a| number(a, ATTR_DEV_INDEX))
-            .and_then(|index| u32::try_from(index).ok())
-            .ok_or(Errno::ENODEV)
-    }
-
-    /// Asks for the character device of kind `kind` ("umad", "issm") of a device and port; a part
-    /// that is `None` is left out of the request.
-    pub fn chardev(
-        &mut self,
-        kind: &str,
-        device: Option<u32>,
-        port: Option<u32>,
-    ) -> nix::Result<Chardev> {
-        let mut attributes = vec![(ATTR_CHARDEV_TYPE, [kind.as_bytes(), b"\0"].concat())];
-        if let Some(device) = device {
-            attributes.push((ATTR_DEV_INDEX, device.to_ne_bytes().to_vec()));
-        }
-        if let Some(port) = port {
-            attributes.push((ATTR_PORT_INDEX, port.to_ne_bytes().to_vec()));
-        }
-        let answers = self.ask(CMD_GET_CHARDEV, 0, &attributes)?;
-        let answer = answers.first().ok_or(Errno::ENODATA)?;
-        let devt = number(answer, ATTR_CHARDEV).ok_or(Errno::EBADMSG)?;
-        Ok(Chardev {
-            name: text(answer, ATTR_CHARDEV_NAME).ok_or(Errno::EBADMSG)?,
-            abi: number(answer, ATTR_CHARDEV_ABI).ok_or(Errno::EBADMSG)?,
-            // The kernel's encoding of a device number in 32 bits.
-            major: (devt >> 8) & 0xfff,
-            minor: (devt & 0xff) | ((devt >> 12) & 0xf_ff00),
-        })
+        umad::netlink::Rdma::open().map(Self)
     }
 
     /// Makes an RDMA device of a kind ("rxe") on a network device; what `rdma link add` does.
@@ -155,91 +88,6 @@ impl Rdma {
         )
         .map(drop)
     }
-
-    fn ask(
-        &mut self,
-        command: u16,
-        flags: u16,
-        attributes: &[(u16, Vec<u8>)],
-    ) -> nix::Result<Vec<Attributes>> {
-        self.sequence += 1;
-        let mut message = vec![0u8; HEADER];
-        for (kind, value) in attributes {
-            let len = u16::try_from(4 + value.len()).map_err(|_| Errno::EMSGSIZE)?;
-            message.extend_from_slice(&len.to_ne_bytes());
-            message.extend_from_slice(&kind.to_ne_bytes());
-            message.extend_from_slice(value);
-            message.resize(message.len().next_multiple_of(4), 0);
-        }
-        let len = u32::try_from(message.len()).map_err(|_| Errno::EMSGSIZE)?;
-        message[0..4].copy_from_slice(&len.to_ne_bytes());
-        message[4..6].copy_from_slice(&(NLDEV + command).to_ne_bytes());
-        message[6..8].copy_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
-        message[8..12].copy_from_slice(&self.sequence.to_ne_bytes());
-        send(self.socket.as_raw_fd(), &message, MsgFlags::empty())?;
-
-        let mut answers = Vec::new();
-        let mut buffer = vec![0u8; 65536];
-        loop {
-            let n = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-            let mut rest = &buffer[..n];
-            while rest.len() >= HEADER {
-                let len = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
-                let kind = u16::from_ne_bytes([rest[4], rest[5]]);
-                if len < HEADER || len > rest.len() {
-                    return Err(Errno::EBADMSG);
-                }
-                let body = &rest[HEADER..len];
-                match kind {
-                    NLMSG_DONE => return Ok(answers),
-                    NLMSG_ERROR => {
-                        let code = body.first_chunk().map_or(0, |c| i32::from_ne_bytes(*c));
-                        // 0: the acknowledgement of what was done.
-                        return match code {
-                            0 => Ok(answers),
-                            code => Err(Errno::from_raw(-code)),
-                        };
-                    }
-                    _ => answers.push(parse(body)),
-                }
-                if flags & NLM_F_DUMP == 0 {
-                    return Ok(answers);
-                }
-                rest = &rest[len.next_multiple_of(4).min(rest.len())..];
-            }
-        }
-    }
-}
-
-fn parse(mut body: &[u8]) -> Attributes {
-    let mut attributes = Attributes::new();
-    while body.len() >= 4 {
-        let len = usize::from(u16::from_ne_bytes([body[0], body[1]]));
-        // The two highest bits mark nested attributes and byte order.
-        let kind = u16::from_ne_bytes([body[2], body[3]]) & 0x3fff;
-        if len < 4 || len > body.len() {
-            break;
-        }
-        attributes.insert(kind, body[4..len].to_vec());
-        body = &body[len.next_multiple_of(4).min(body.len())..];
-    }
-    attributes
-}
-
-fn text(attributes: &Attributes, kind: u16) -> Option<String> {
-    let value = attributes.get(&kind)?;
-    let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
-    String::from_utf8(value[..end].to_vec()).ok()
-}
-
-fn number(attributes: &Attributes, kind: u16) -> Option<u64> {
-    let value = attributes.get(&kind)?;
-    if let Ok(four) = <[u8; 4]>::try_from(value.as_slice()) {
-        return Some(u32::from_ne_bytes(four).into());
-    }
-    <[u8; 8]>::try_from(value.as_slice())
-        .ok()
-        .map(u64::from_ne_bytes)
 }
 
 /// A kobject uevent: its action and its variables (ACTION, DEVPATH, SUBSYSTEM, DEVNAME, ...).

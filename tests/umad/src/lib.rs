@@ -29,13 +29,15 @@
 //! - [`abi`] holds the structures and ioctl numbers as the kernel sees them,
 //! - [`addr`] the types of an address, [`mad`] the headers that a MAD starts with,
 //! - [`port`] the open file, [`agent`] registration, [`packet`] what is sent and received,
-//! - [`sysfs`] finds ports, and which umad number belongs to which device.
+//! - [`sysfs`] finds ports, and which umad number belongs to which device; [`netlink`] asks RDMA's netlink
+//!   family for it.
 
 pub mod abi;
 pub mod addr;
 pub mod agent;
 pub mod error;
 pub mod mad;
+pub mod netlink;
 pub mod packet;
 pub mod port;
 pub mod sysfs;
