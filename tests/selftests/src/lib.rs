@@ -10,6 +10,7 @@ pub mod injection;
 pub mod netlink;
 pub mod netns;
 pub mod parameters;
+pub mod rights;
 pub mod slab;
 pub mod stuck;
 pub mod task;

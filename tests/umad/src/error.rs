@@ -27,6 +27,19 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// A file of procfs could not be read.
+    Proc {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A descriptor is no open umad file.
+    NotUmad,
+    /// A descriptor is a umad file, but the ib_umad that is loaded says nothing of its files.
+    NoFdInfo,
+    /// What the kernel says of a umad file could not be understood.
+    FdInfo(String),
     /// A packet is too short to hold what it should hold.
     Truncated {
         /// Bytes that are there.
@@ -66,6 +79,12 @@ impl fmt::Display for Error {
         match self {
             Self::Sys { call, errno } => write!(f, "{call}: {errno}"),
             Self::Sysfs { path, why } => write!(f, "{}: {why}", path.display()),
+            Self::Proc { path, why } => write!(f, "{}: {why}", path.display()),
+            Self::NotUmad => f.write_str("not an open umad file"),
+            Self::NoFdInfo => f.write_str(
+                "the ib_umad that is loaded says nothing of its files in /proc/PID/fdinfo (the C module does not)",
+            ),
+            Self::FdInfo(why) => write!(f, "fdinfo of a umad file: {why}"),
             Self::Truncated { got, need } => write!(f, "{got} bytes where {need} are needed"),
             Self::ShortWrite { wrote, of } => write!(f, "write() took {wrote} of {of} bytes"),
             Self::Address => f.write_str("not an address"),

@@ -29,6 +29,7 @@
 //! - [`abi`] holds the structures and ioctl numbers as the kernel sees them,
 //! - [`addr`] the types of an address, [`mad`] the headers that a MAD starts with,
 //! - [`port`] the open file, [`agent`] registration, [`packet`] what is sent and received,
+//! - [`fdinfo`] what the kernel says of an open file, also of one that came from another process,
 //! - [`sysfs`] finds ports, and which umad number belongs to which device; [`netlink`] asks RDMA's netlink
 //!   family for it.
 
@@ -36,6 +37,7 @@ pub mod abi;
 pub mod addr;
 pub mod agent;
 pub mod error;
+pub mod fdinfo;
 pub mod mad;
 pub mod netlink;
 pub mod packet;
@@ -46,6 +48,7 @@ pub use abi::{Hdr, HdrOld, RegReq, RegReq2};
 pub use addr::{Address, Gid, Grh, PkeyIndex, Qpn, Tid};
 pub use agent::{AgentId, MethodMask, Registration};
 pub use error::{Error, Result};
+pub use fdinfo::FileInfo;
 pub use mad::{MadHdr, Method, RmppHdr, VendorMad};
 pub use packet::Packet;
 pub use port::{Layout, OpenOptions, Port};

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{fcntl, FcntlArg, OFlag};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
 use crate::abi::{self, Hdr, HdrOld, RegReq, RegReq2, MAD_LEN};
-use crate::{sysfs, AgentId, Error, Packet, Registration, Result};
+use crate::{sysfs, AgentId, Error, FileInfo, Packet, Registration, Result};
 
 /// The header layout of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +105,7 @@ pub fn node(number: u32) -> PathBuf {
 const FRESH: u8 = 0; // old layout, and nothing registered that would settle it
 const OLD: u8 = 1;
 const NEW: u8 = 2;
+const SHARED: u8 = 3; // imported, and somebody else may still settle it
 
 /// An open umad file: agents live on it, and end with it.
 ///
@@ -132,7 +133,7 @@ impl Port {
         OpenOptions::new()
     }
 
-    /// Takes a file that was just opened.
+    /// Takes a file that was just opened. (One that others may have used: [`Port::import`].)
     pub fn from_fd(fd: OwnedFd) -> Self {
         Self {
             fd,
@@ -140,12 +141,83 @@ impl Port {
         }
     }
 
+    /// Takes a file that somebody else may have opened and used: one that was dup'ed, or that came over
+    /// `SCM_RIGHTS` or by inheritance. Only an open umad file is taken.
+    ///
+    /// [`Port::info`] says which port it is of. Nothing is looked up by a number or a name for that, which
+    /// may be another device's by now; the kernel is asked about the file itself.
+    ///
+    /// The other holders can register agents, too, and so choose the header layout: until it is settled the
+    /// kernel is asked for it before each packet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotUmad`], and [`Error::NoFdInfo`] if the ib_umad that is loaded cannot be asked.
+    pub fn import(fd: OwnedFd) -> Result<Self> {
+        FileInfo::of(fd.as_fd())?;
+        let port = Self {
+            fd,
+            layout: AtomicU8::new(SHARED),
+        };
+        port.settled_layout()?;
+        Ok(port)
+    }
+
+    /// What the kernel says of this file: the device and port that it is of, whether they are still there,
+    /// its agents, its packets.
+    ///
+    /// A program that looks further by the device's name, in sysfs say, asks again afterwards: if the file
+    /// is still alive under that name, what was found is of this device.
+    pub fn info(&self) -> Result<FileInfo> {
+        FileInfo::of(self.fd.as_fd())
+    }
+
     /// The layout that the file uses now.
+    ///
+    /// Of a file that was imported before its layout was settled, the kernel is asked for it; if it does
+    /// not answer, it is the old one.
     pub fn layout(&self) -> Layout {
+        self.settled_layout().unwrap_or(Layout::Old)
+    }
+
+    fn settled_layout(&self) -> Result<Layout> {
         match self.layout.load(Ordering::Acquire) {
-            NEW => Layout::New,
-            _ => Layout::Old,
+            NEW => Ok(Layout::New),
+            SHARED => {
+                let info = self.info()?;
+                // There is no way back from the new layout, and none from the old one once there was an
+                // agent.
+                match info.layout {
+                    Layout::New => self.layout.store(NEW, Ordering::Release),
+                    Layout::Old if info.agents.is_empty() => (),
+                    Layout::Old => self.layout.store(OLD, Ordering::Release),
+                }
+                Ok(info.layout)
+            }
+            _ => Ok(Layout::Old),
         }
+    }
+
+    /// The layout of the packet that is to be read next. While it is not settled there was no agent, so
+    /// there is no packet either: it is waited for here, as what a read() that waits yields would be in the
+    /// layout of its beginning.
+    fn layout_to_read(&self) -> Result<Layout> {
+        if self.layout.load(Ordering::Acquire) == SHARED {
+            self.settled_layout()?;
+        }
+        if self.layout.load(Ordering::Acquire) == SHARED {
+            let flags = fcntl(&self.fd, FcntlArg::F_GETFL).map_err(Error::sys("F_GETFL"))?;
+            if !OFlag::from_bits_retain(flags).contains(OFlag::O_NONBLOCK) {
+                let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+                nix::poll::poll(&mut fds, PollTimeout::NONE).map_err(Error::sys("poll"))?;
+            } else if self.poll(PollFlags::POLLIN, Duration::ZERO)?.is_empty() {
+                return Err(Error::Sys {
+                    call: "read",
+                    errno: Errno::EAGAIN,
+                });
+            }
+        }
+        self.settled_layout()
     }
 
     /// Switches to the new layout; possible before the first registration only.
@@ -203,7 +275,7 @@ impl Port {
 
     /// Sends a packet.
     pub fn send(&self, packet: &Packet) -> Result<()> {
-        let bytes = packet.to_bytes(self.layout());
+        let bytes = packet.to_bytes(self.settled_layout()?);
         match self.write(&bytes)? {
             wrote if wrote == bytes.len() => Ok(()),
             wrote => Err(Error::ShortWrite {
@@ -219,7 +291,7 @@ impl Port {
     /// between, but another reader of the same file may take it then. In that case what is at the
     /// head afterwards is returned.
     pub fn recv(&self) -> Result<Packet> {
-        let layout = self.layout();
+        let layout = self.layout_to_read()?;
         let mut buf = vec![0; layout.header_len() + MAD_LEN];
         loop {
             match self.read(&mut buf) {

@@ -34,7 +34,8 @@ fn bad(path: &Path, why: impl ToString) -> Error {
 
 fn text(path: &Path) -> Result<String> {
     let text = fs::read_to_string(path).map_err(|e| bad(path, e))?;
-    Ok(text.trim_end_matches('\n').to_owned())
+    // Names can have a newline at their end, too.
+    Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
 }
 
 fn value<T: FromStr>(path: &Path) -> Result<T> {
@@ -110,7 +111,7 @@ pub fn port_dir(ibdev: &str, port: u32) -> PathBuf {
 }
 
 // N of "umadN"; names that the kernel would not write (umad007, umad+1) are not numbers.
-fn number_of(name: &str) -> Option<u32> {
+pub(crate) fn number_of(name: &str) -> Option<u32> {
     let digits = name.strip_prefix("umad")?;
     let number: u32 = digits.parse().ok()?;
     (number.to_string() == digits).then_some(number)
