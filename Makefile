@@ -11,12 +11,12 @@ export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL IF_BUILT ROUNDS CALL INSTALL
 # Where make was called, also with -C: a relative FABRIC is meant from there.
 export CALLED_IN = $(PWD)
 
-.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants fuzz report bench profile shell lint fmt doc distclean
+.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants fuzz report bench profile shell umadctl lint fmt doc distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test test-debug test-fabric mutants fuzz report bench profile shell lint fmt doc distclean:
+clean kernel update run test test-debug test-fabric mutants fuzz report bench profile shell umadctl lint fmt doc distclean:
 	@scripts/$@
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo '                   (ROUNDS=5 instead of 3); writes Documentation/costs.rst'
 	@echo '  profile          which functions the instructions of a call are in (CALL=vfs_read, IMPL=c choose)'
 	@echo '  shell            a shell in the guest, with the module loaded'
+	@echo '  umadctl          build umadctl, a program that looks into ib_umad, with its man pages'
 	@echo '  lint, fmt        only the linters; lay out the Rust code'
 	@echo '  doc              render Documentation/ to HTML, and draw its pictures'
 	@echo '  update           look for a newer kernel'

@@ -22,7 +22,7 @@ module_source() {
 	rm -rf "${SOURCE:?}"
 	mkdir -p "$SOURCE"
 	{
-		tar -C "$TOP" -c --exclude-vcs --exclude=./tests "${BUILT[@]/#/--exclude=}" .
+		tar -C "$TOP" -c --exclude-vcs --exclude=./tests --exclude=./umadctl "${BUILT[@]/#/--exclude=}" .
 		tar -C "$TOP" -c "${BUILT[@]/#/--exclude=}" ./tests/vhca ./tests/floor
 	} | tar -C "$SOURCE" -x --ignore-zeros
 }
@@ -125,7 +125,7 @@ cargo_build() {
 # build_demo: what "make run" does in the guest, with the fabric that it shows
 build_demo() {
 	step 'Demo'
-	cargo_build demo --package umad-demo --package ibsim-bridge --package ib-topology
+	cargo_build demo --package umad-demo --package umadctl --package ibsim-bridge --package ib-topology
 	step_end 'built'
 }
 
