@@ -151,6 +151,14 @@ fn look_at_module(module: &Loaded, findings: &mut Findings) {
         ),
     );
     match &module.would_load {
+        Some(file) if module.kind == Kind::Rust && file.starts_with("kernel/") => findings.note(
+            "module",
+            format!(
+                "modprobe ib_umad would load {}: the kernel's own, not the one that is loaded",
+                shown(file)
+            ),
+            "After the next boot it will be that one. make modules_install puts this one where modprobe takes it first.",
+        ),
         Some(file) => findings.ok(
             "module",
             format!("modprobe ib_umad would load {}", shown(file)),

@@ -645,6 +645,15 @@ fn checks_of_doctor(area: &mut ktap::Area<'_>) {
             &report["module"],
             &[("kind", kind()?.into()), ("users", 0.into())],
         )?;
+        // What modprobe would load here is the kernel's own, in C.
+        let file = report["module"]["would_load"].as_str();
+        ensure!(
+            file.is_some_and(|file| file.starts_with("kernel/")),
+            "{report}"
+        );
+        let other = Impl::current()? == Impl::Rust;
+        let text = report["findings"].to_string();
+        ensure_eq!(text.contains("not the one that is loaded"), other, "{text}");
         let ran = umadctl("doctor")?.ended(0)?;
         ran.says(&[
             "ib_umad is loaded",
