@@ -12,7 +12,10 @@
 
 #![forbid(unsafe_code)]
 
-use crate::module_parameters;
+use crate::{
+    compat,
+    module_parameters, //
+};
 
 /// What a send takes besides its bytes: `ib_mad`'s description of it, the packet that will tell of its
 /// timeout, the entry among the outstanding sends.
@@ -27,7 +30,7 @@ const MAX_UNREAD_PACKETS: usize = 200_000;
 
 /// Whether a message of so many bytes may be written.
 pub(crate) fn is_message_allowed(bytes: usize) -> bool {
-    bytes <= module_parameters::max_message.value()
+    bytes <= compat::parameter(&module_parameters::max_message)
 }
 
 /// What a send of so many bytes costs until it is done.
@@ -54,13 +57,13 @@ pub(crate) const fn timeouts_cost(timeouts: usize) -> usize {
 
 /// Whether sends, and reports of timeouts that are not read, may cost so much together.
 pub(crate) fn are_sends_allowed(cost: usize) -> bool {
-    cost <= module_parameters::max_outstanding.value()
+    cost <= compat::parameter(&module_parameters::max_outstanding)
 }
 
 /// Whether a received MAD that costs `cost` may be queued behind so many packets.
 pub(crate) fn is_room_for(cost: usize, packets: usize, unread: usize) -> bool {
     packets <= MAX_UNREAD_PACKETS
-        && unread.saturating_add(cost) <= module_parameters::max_unread.value()
+        && unread.saturating_add(cost) <= compat::parameter(&module_parameters::max_unread)
 }
 
 #[kernel::prelude::kunit_tests(umad_bounds)]
@@ -78,11 +81,11 @@ mod tests {
 
     #[test]
     fn what_is_exactly_at_a_bound_is_allowed() {
-        let max_message = module_parameters::max_message.value();
+        let max_message = compat::parameter(&module_parameters::max_message);
         assert!(is_message_allowed(max_message) && !is_message_allowed(max_message + 1));
-        let max_outstanding = module_parameters::max_outstanding.value();
+        let max_outstanding = compat::parameter(&module_parameters::max_outstanding);
         assert!(are_sends_allowed(max_outstanding) && !are_sends_allowed(max_outstanding + 1));
-        let max_unread = module_parameters::max_unread.value();
+        let max_unread = compat::parameter(&module_parameters::max_unread);
         assert!(is_room_for(max_unread, 0, 0) && is_room_for(1, 0, max_unread - 1));
         assert!(!is_room_for(2, 0, max_unread - 1));
         assert!(is_room_for(0, MAX_UNREAD_PACKETS, 0));

@@ -47,6 +47,7 @@ use crate::{
         },
         work, //
     },
+    compat,
     fdinfo,
     outstanding::{
         self,
@@ -441,7 +442,7 @@ impl UmadFile {
             // A timeout is paid for until it is read.
             let unread = bounds::timeouts_cost(inner.queue.timeouts());
             if !bounds::are_sends_allowed(under_way.saturating_add(unread)) {
-                return Err(ENOBUFS);
+                return Err(compat::enobufs());
             }
             inner.under_way.sends += 1;
             inner.under_way.cost = under_way;

@@ -19,7 +19,7 @@ use crate::{
         class::Class,
         node::Node, //
     },
-    compat::EOPNOTSUPP,
+    compat::eopnotsupp,
     file::UmadFile,
     issm::{
         IsSm,
@@ -343,7 +343,11 @@ impl Client for UmadClient {
     }
 
     fn chardev(ports: &KVec<PortNodes>, port: u32) -> Result<&device::Device> {
-        Ok(find(ports, port)?.umad.as_ref().ok_or(EOPNOTSUPP)?.device())
+        Ok(find(ports, port)?
+            .umad
+            .as_ref()
+            .ok_or_else(eopnotsupp)?
+            .device())
     }
 }
 
@@ -361,7 +365,7 @@ fn add_ports(context: &Context, device: &Arc<Device>, ports: &mut KVec<PortNodes
         PortNodes::add(context, device, number, ports)?;
     }
     if ports.is_empty() {
-        return Err(EOPNOTSUPP);
+        return Err(eopnotsupp());
     }
     Ok(())
 }
@@ -377,7 +381,7 @@ fn find(ports: &[PortNodes], number: u32) -> Result<&PortNodes> {
     }
     let device = ports.first().and_then(|nodes| nodes.port.device());
     match device {
-        Some(device) if device.ports().contains(&number) => Err(EOPNOTSUPP),
+        Some(device) if device.ports().contains(&number) => Err(eopnotsupp()),
         _ => Err(EINVAL),
     }
 }
@@ -397,6 +401,10 @@ impl Alias for IssmAlias {
     }
 
     fn chardev(ports: &KVec<PortNodes>, port: u32) -> Result<&device::Device> {
-        Ok(find(ports, port)?.issm.as_ref().ok_or(EOPNOTSUPP)?.device())
+        Ok(find(ports, port)?
+            .issm
+            .as_ref()
+            .ok_or_else(eopnotsupp)?
+            .device())
     }
 }

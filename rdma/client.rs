@@ -12,7 +12,7 @@
 
 use super::device::Device;
 use crate::bindings;
-use crate::compat::EOPNOTSUPP;
+use crate::compat::eopnotsupp;
 use core::{
     cell::UnsafeCell,
     marker::PhantomData,
@@ -261,7 +261,7 @@ unsafe fn answer<T: Client>(
 ) -> c_int {
     from_result(|| {
         if data.is_null() {
-            return Err(EOPNOTSUPP);
+            return Err(eopnotsupp());
         }
         // SAFETY: By the caller, and since it is not null, this is an entry of `T`.
         let entry = unsafe { KBox::<Entry<T>>::borrow(data) };

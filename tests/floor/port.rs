@@ -16,7 +16,7 @@ use crate::{
         node::Node,
         region::Region, //
     },
-    compat::EOPNOTSUPP,
+    compat::eopnotsupp,
     file::FloorFile,
     rdma::{
         client::{
@@ -139,7 +139,7 @@ impl Client for FloorClient {
             nodes.push(node, GFP_KERNEL)?;
         }
         if nodes.is_empty() {
-            return Err(EOPNOTSUPP);
+            return Err(eopnotsupp());
         }
         Ok(KBox::new(nodes, GFP_KERNEL)?)
     }
@@ -149,6 +149,6 @@ impl Client for FloorClient {
     }
 
     fn chardev(_nodes: &Self::Data, _port: u32) -> Result<&device::Device> {
-        Err(EOPNOTSUPP)
+        Err(eopnotsupp())
     }
 }

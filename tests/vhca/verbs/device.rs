@@ -979,5 +979,5 @@ fn errno(result: Result) -> c_int {
 /// The answer to whoever wants a memory region.
 fn no_memory_region() -> *mut bindings::ib_mr {
     // SAFETY: The function only computes.
-    unsafe { bindings::vhca_err_ptr(compat::EOPNOTSUPP.to_errno() as c_long) }.cast()
+    unsafe { bindings::vhca_err_ptr(compat::eopnotsupp().to_errno() as c_long) }.cast()
 }

@@ -488,7 +488,7 @@ impl RawQp {
             bindings::ib_qp_type_IB_QPT_UD if attr.create_flags == 0 && attr.srq.is_null() => {
                 new_number()
             }
-            _ => return Err(crate::compat::EOPNOTSUPP),
+            _ => return Err(crate::compat::eopnotsupp()),
         };
         let room = usize::try_from(attr.cap.max_recv_wr).map_err(|_| EINVAL)?;
         let mut buffers = KVec::with_capacity(room, GFP_KERNEL)?;
