@@ -11,12 +11,12 @@ export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL IF_BUILT ROUNDS CALL INSTALL
 # Where make was called, also with -C: a relative FABRIC is meant from there.
 export CALLED_IN = $(PWD)
 
-.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants fuzz report bench profile shell umadctl lint fmt doc distclean
+.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test test-debug test-fabric mutants fuzz report bench profile shell umadctl lint fmt doc distclean:
+clean kernel update run test test-debug test-fabric mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean:
 	@scripts/$@
 
 help:
@@ -49,6 +49,7 @@ help:
 	@echo '  modules          build ib_umad.ko (default target); KDIR=DIR is the kernel tree,'
 	@echo '                   by default /lib/modules/RELEASE/build of the running kernel'
 	@echo '  modules_install  install it to updates/ of that kernel'
+	@echo '  deb              build the Debian package, which has dkms build and install for each kernel'
 	@echo '  kernel           prepare a tree for KDIR=, as Debian ships none that Rust modules can be built in'
 	@echo '                   (KERNEL=RELEASE; by default the running kernel, or the newest of trixie-backports)'
 	@echo '  clean            remove what was built from this checkout'
