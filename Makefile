@@ -11,12 +11,12 @@ export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL IF_BUILT ROUNDS CALL INSTALL
 # Where make was called, also with -C: a relative FABRIC is meant from there.
 export CALLED_IN = $(PWD)
 
-.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean
+.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric test-install mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test test-debug test-fabric mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean:
+clean kernel update run test test-debug test-fabric test-install mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean:
 	@scripts/$@
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo '  test-debug       the selftests on a kernel that looks for faults: KASAN, lockdep, kmemleak,'
 	@echo '                   fault injection, KUnit; the kernel is built the first time (AREAS, IMPL)'
 	@echo '  test-fabric      OpenSM on a fabric of more than a thousand nodes, on both modules'
+	@echo '  test-install     the package on an installed Debian 13: install, reboot, upgrade the kernel, purge'
 	@echo '  mutants          can the tests fail? small faults, put into our module one at a time, have to be noticed'
 	@echo '                   (MUTANTS="name ..." chooses among tests/mutants)'
 	@echo '  fuzz             random calls, led by coverage, on the kernel that looks for faults'
