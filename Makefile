@@ -7,16 +7,16 @@ export KDIR
 
 # For the commands that choose a kernel themselves.
 export KERNEL_RELEASE = $(KERNEL)
-export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL IF_BUILT ROUNDS CALL INSTALL_MOD_PATH FABRIC MUTANTS CALLS SEED ON
+export UMAD_CACHE UMAD_MIRROR UMAD_ACCEL AREAS IMPL KERNELS IF_BUILT ROUNDS CALL INSTALL_MOD_PATH FABRIC MUTANTS CALLS SEED ON
 # Where make was called, also with -C: a relative FABRIC is meant from there.
 export CALLED_IN = $(PWD)
 
-.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric test-install mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean
+.PHONY: modules modules_install clean help kernel update run test test-debug test-fabric test-install matrix mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean
 
 modules modules_install:
 	+@scripts/module $@
 
-clean kernel update run test test-debug test-fabric test-install mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean:
+clean kernel update run test test-debug test-fabric test-install matrix mutants fuzz report bench profile deb shell umadctl lint fmt doc distclean:
 	@scripts/$@
 
 help:
@@ -30,6 +30,8 @@ help:
 	@echo '                   fault injection, KUnit; the kernel is built the first time (AREAS, IMPL)'
 	@echo '  test-fabric      OpenSM on a fabric of more than a thousand nodes, on both modules'
 	@echo '  test-install     the package on an installed Debian 13: install, reboot, upgrade the kernel, purge'
+	@echo '  matrix           the module, and some areas of the selftests, on each series of backports kernels'
+	@echo '                   (KERNELS="RELEASE ..." and AREAS choose)'
 	@echo '  mutants          can the tests fail? small faults, put into our module one at a time, have to be noticed'
 	@echo '                   (MUTANTS="name ..." chooses among tests/mutants)'
 	@echo '  fuzz             random calls, led by coverage, on the kernel that looks for faults'
