@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    compat,
     module_parameters,
     uapi::{
         Layout,
@@ -42,7 +43,7 @@ pub(crate) fn check() -> Result {
 
 /// The version.
 pub(crate) fn version() -> u32 {
-    module_parameters::abi_version.value()
+    compat::parameter(&module_parameters::abi_version)
 }
 
 /// The header layout that a file has when it is opened.

@@ -34,7 +34,7 @@ pub(crate) const fn this_module() -> &'static ThisModule {
 }
 
 /// What a module parameter says.
-pub(crate) fn parameter(parameter: &ModuleParamAccess<usize>) -> usize {
+pub(crate) fn parameter<T: Copy>(parameter: &ModuleParamAccess<T>) -> T {
     #[cfg(not(before_7_3))]
     return parameter.value();
     #[cfg(before_7_3)]

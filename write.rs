@@ -20,6 +20,7 @@ use crate::{
         log::is_message_allowed,
         user::UserBytes, //
     },
+    compat,
     file::{
         SendBudget,
         UmadFile, //
@@ -156,7 +157,7 @@ impl NotSent {
         let reason = match error {
             e if e == EFAULT => DropReason::CopyFailed,
             e if e == EMSGSIZE => DropReason::TooLong,
-            e if e == ENOBUFS => DropReason::TooManySends,
+            e if e == compat::enobufs() => DropReason::TooManySends,
             e if e == ENOMEM => DropReason::NoMemory,
             e if e == EIO && file.port().is_live() => DropReason::AgentGone,
             e if e == EIO => DropReason::FileGone,
