@@ -265,6 +265,21 @@ fn programs(area: &mut ktap::Area<'_>) {
             ping
         })
     });
+    area.check("OpenSM brings up a subnet", || {
+        six(|| {
+            let pair = Pair::new()?;
+            pair.a.umad(1)?;
+            // The only ports with a link layer of InfiniBand: it takes the first. It ends when it is done.
+            let log = "/tmp/abi6-opensm.log";
+            let said = run(&format!(
+                "env OSM_CACHE_DIR=/tmp OSM_TMP_DIR=/tmp opensm -o -f {log}"
+            ))?;
+            let log = fs::read_to_string(log).what(log)?;
+            ensure!(log.contains("SUBNET UP"), "{said}\n{log}");
+            Ok(())
+        })
+    })
+    .timeout(120);
 }
 
 fn main() -> std::process::ExitCode {
