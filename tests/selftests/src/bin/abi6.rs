@@ -269,10 +269,15 @@ fn programs(area: &mut ktap::Area<'_>) {
         six(|| {
             let pair = Pair::new()?;
             pair.a.umad(1)?;
-            // The only ports with a link layer of InfiniBand: it takes the first. It ends when it is done.
+            let gid = umad::sysfs::gid(&pair.a.ibdev, 1, 0)?;
+            let guid: String = gid.0[8..]
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            // It ends when it is done.
             let log = "/tmp/abi6-opensm.log";
             let said = run(&format!(
-                "env OSM_CACHE_DIR=/tmp OSM_TMP_DIR=/tmp opensm -o -f {log}"
+                "env OSM_CACHE_DIR=/tmp OSM_TMP_DIR=/tmp opensm -o -g 0x{guid} -f {log}"
             ))?;
             let log = fs::read_to_string(log).what(log)?;
             ensure!(log.contains("SUBNET UP"), "{said}\n{log}");
