@@ -270,14 +270,12 @@ fn programs(area: &mut ktap::Area<'_>) {
             let pair = Pair::new()?;
             pair.a.umad(1)?;
             let gid = umad::sysfs::gid(&pair.a.ibdev, 1, 0)?;
-            let guid: String = gid.0[8..]
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect();
+            let guid = gid.0.last_chunk().copied().map(u64::from_be_bytes);
+            let guid = guid.ok_or("a GID has 16 bytes")?;
             // It ends when it is done.
             let log = "/tmp/abi6-opensm.log";
             let said = run(&format!(
-                "env OSM_CACHE_DIR=/tmp OSM_TMP_DIR=/tmp opensm -o -g 0x{guid} -f {log}"
+                "env OSM_CACHE_DIR=/tmp OSM_TMP_DIR=/tmp opensm -o -g {guid:#018x} -f {log}"
             ))?;
             let log = fs::read_to_string(log).what(log)?;
             ensure!(log.contains("SUBNET UP"), "{said}\n{log}");

@@ -963,12 +963,11 @@ fn main() -> std::process::ExitCode {
         },
     );
     area.check("ib_mad says why it refuses, if it is asked to", || {
-        let ask = |flag| {
-            std::fs::write(
-                "/proc/dynamic_debug/control",
-                format!("func ib_register_mad_agent {flag}"),
-            )
-        };
+        let control = "/proc/dynamic_debug/control";
+        if !std::fs::exists(control)? {
+            return skip("this kernel has no dynamic debug");
+        }
+        let ask = |flag| std::fs::write(control, format!("func ib_register_mad_agent {flag}"));
         ask("+p").what("dynamic debug")?;
         let mut log = Mark::now()?;
         let outcome = [
