@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::ends::{Routing, Service};
+use crate::ends::{self, Routing, Service};
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::{note, Format};
 use crate::{doctor, list, ping, rmpp, show, sniff};
@@ -198,20 +198,22 @@ fn positive_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-impl Way {
-    fn service(&self) -> Service {
-        Service {
-            class: self.class,
-            oui: self.oui,
-        }
-    }
-
-    fn routing(&self) -> Routing {
-        Routing {
-            by_gid: self.gid,
-            gid_index: self.gid_index,
-            peer_gid_index: self.peer_gid_index,
-            sl: self.sl,
+impl From<Way> for ends::Way {
+    fn from(way: Way) -> Self {
+        Self {
+            from: way.from,
+            to: way.to,
+            service: Service {
+                class: way.class,
+                oui: way.oui,
+            },
+            routing: Routing {
+                by_gid: way.gid,
+                gid_index: way.gid_index,
+                peer_gid_index: way.peer_gid_index,
+                sl: way.sl,
+            },
+            quiet: way.quiet,
         }
     }
 }
@@ -229,27 +231,19 @@ impl Command {
             ),
             Self::Ping(ping) => {
                 let wanted = ping::Wanted {
+                    way: ping.way.into(),
                     count: ping.count,
                     interval: ping.interval,
                     timeout: ping.timeout,
-                    service: ping.way.service(),
-                    routing: ping.way.routing(),
-                    quiet: ping.way.quiet,
-                    from: ping.way.from,
-                    to: ping.way.to,
                 };
                 ping::run(&wanted, format)
             }
             Self::Rmpp(rmpp) => {
                 let wanted = rmpp::Wanted {
+                    way: rmpp.way.into(),
                     count: rmpp.count,
                     size: usize::try_from(rmpp.size).unwrap_or(usize::MAX),
                     timeout: rmpp.timeout,
-                    service: rmpp.way.service(),
-                    routing: rmpp.way.routing(),
-                    quiet: rmpp.way.quiet,
-                    from: rmpp.way.from,
-                    to: rmpp.way.to,
                 };
                 rmpp::run(&wanted, format)
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use umad::sysfs::{self, UmadPort};
-use umad::{Address, AgentId, Error, Grh, Layout, Packet, Port, Registration};
+use umad::{Address, AgentId, Error, Grh, Layout, Method, Packet, Port, Registration, Tid};
 
 use crate::doctor::why_open_fails;
 use crate::failure::{Context, Failure, Outcome};
@@ -34,6 +34,53 @@ pub struct Routing {
     pub peer_gid_index: u8,
     /// Service level.
     pub sl: u8,
+}
+
+/// Between which ports MADs go, and how.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// The port that sends.
+    pub from: String,
+    /// The port that receives.
+    pub to: String,
+    /// For whom the agents are.
+    pub service: Service,
+    /// The way.
+    pub routing: Routing,
+    /// Only the sums.
+    pub quiet: bool,
+}
+
+/// The two ends of a way, open.
+#[derive(Debug)]
+pub struct Ends {
+    /// Sends.
+    pub from: End,
+    /// Receives.
+    pub to: End,
+    /// Where that is, for `from`.
+    pub address: Address,
+    /// The same in words.
+    pub words: String,
+}
+
+impl Way {
+    /// Opens both ends. The receiver wants this method; the kernel does RMPP, or not.
+    pub fn open(&self, method: Method, rmpp_version: u8) -> Outcome<Ends> {
+        let (from, to) = (ports::find(&self.from)?, ports::find(&self.to)?);
+        let (address, words) = address(&from, &to, &self.routing)?;
+        let service = Registration::class(self.service.class, 1)
+            .oui(self.service.oui)
+            .rmpp(rmpp_version);
+        let to = End::open(&to, &service.methods(&[method]))?;
+        let from = End::open(&from, &service)?;
+        Ok(Ends {
+            from,
+            to,
+            address,
+            words,
+        })
+    }
 }
 
 /// An open port with an agent.
@@ -102,8 +149,22 @@ impl End {
         })
     }
 
+    /// Receives the packet with this transaction id, within a time, unless the user wants an end before. Others,
+    /// that were given up by then, are passed over.
+    pub fn recv_tid(&self, interrupts: &Interrupts, tid: Tid, time: Duration) -> Outcome<Received> {
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.recv_unless(interrupts, left)? {
+                Received::Packet(packet)
+                    if packet.tid().is_ok_and(|got| got.low() != tid.low()) => {}
+                received => return Ok(received),
+            }
+        }
+    }
+
     /// Receives, within a time, unless the user wants an end before.
-    pub fn recv_unless(&self, interrupts: &Interrupts, time: Duration) -> Outcome<Received> {
+    fn recv_unless(&self, interrupts: &Interrupts, time: Duration) -> Outcome<Received> {
         let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -127,7 +188,7 @@ impl End {
 }
 
 /// The address of a port for MADs from another one.
-pub fn address(from: &UmadPort, to: &UmadPort, routing: &Routing) -> Outcome<(Address, String)> {
+fn address(from: &UmadPort, to: &UmadPort, routing: &Routing) -> Outcome<(Address, String)> {
     let mut address = Address::lid(0);
     address.sl = routing.sl;
     let infiniband = ports::is_infiniband(to);

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use umad::{Address, Method, Packet, Registration, Tid, VendorMad};
+use umad::{Address, Method, Packet, Tid, VendorMad};
 
-use crate::ends::{address, End, Received, Routing, Service, LOOK};
+use crate::ends::{End, Ends, Received, Way, LOOK};
 use crate::failure::{Failure, Outcome};
 use crate::output::{human, print, print_json, Format, Times};
 use crate::ports;
@@ -17,22 +17,14 @@ use crate::signals::Interrupts;
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// The port that asks.
-    pub from: String,
-    /// The port that answers.
-    pub to: String,
+    /// From the port that asks to the one that answers.
+    pub way: Way,
     /// So many round trips; 0: until Ctrl-C.
     pub count: u32,
     /// From one request to the next.
     pub interval: Duration,
     /// How long to wait for an answer.
     pub timeout: Duration,
-    /// For whom the agents are.
-    pub service: Service,
-    /// The way.
-    pub routing: Routing,
-    /// Only the sums.
-    pub quiet: bool,
 }
 
 /// What `--json` prints.
@@ -59,39 +51,27 @@ enum Answer {
 /// Does it.
 pub fn run(wanted: &Wanted, format: Format) -> Outcome {
     let interrupts = Interrupts::new()?;
-    let (from, to) = (ports::find(&wanted.from)?, ports::find(&wanted.to)?);
-    let (address, way) = address(&from, &to, &wanted.routing)?;
-    let service = Registration::class(wanted.service.class, 1).oui(wanted.service.oui);
-    let answerer = End::open(&to, &service.methods(&[Method::GET]))?;
-    let asker = End::open(&from, &service)?;
+    let ends = wanted.way.open(Method::GET, 0)?;
     let mut sums = Sums {
-        from: ports::node(&from),
-        to: ports::node(&to),
-        address: way,
+        from: ports::node(&ends.from.which),
+        to: ports::node(&ends.to.which),
+        address: ends.words.clone(),
         ..Sums::default()
     };
     if format == Format::Text {
         print(format_args!(
             "From {} to {}, {}: class {:#04x}, 256 bytes\n",
-            asker.name(),
-            answerer.name(),
+            ends.from.name(),
+            ends.to.name(),
             sums.address,
-            wanted.service.class
+            wanted.way.service.class
         ))?;
     }
     let done = AtomicBool::new(false);
     let mut times = Vec::new();
     std::thread::scope(|scope| {
-        let answers = scope.spawn(|| answer(&answerer, &done));
-        let asked = ask(
-            wanted,
-            format,
-            &interrupts,
-            &asker,
-            &address,
-            &mut sums,
-            &mut times,
-        );
+        let answers = scope.spawn(|| answer(&ends.to, &done));
+        let asked = ask(wanted, format, &interrupts, &ends, &mut sums, &mut times);
         done.store(true, Ordering::Release);
         match answers.join() {
             Ok(answered) => asked.and(answered),
@@ -132,16 +112,15 @@ fn ask(
     wanted: &Wanted,
     format: Format,
     interrupts: &Interrupts,
-    asker: &End,
-    address: &Address,
+    ends: &Ends,
     sums: &mut Sums,
     times: &mut Vec<Duration>,
 ) -> Outcome {
-    let told = format == Format::Text && !wanted.quiet;
+    let told = format == Format::Text && !wanted.way.quiet;
     loop {
         let sequence = sums.sent.wrapping_add(1);
         let begin = Instant::now();
-        let answer = round_trip(wanted, interrupts, asker, address, sequence)?;
+        let answer = round_trip(wanted, interrupts, ends, sequence)?;
         let took = begin.elapsed();
         let said = match answer {
             Answer::Right => {
@@ -175,41 +154,35 @@ fn ask(
 fn round_trip(
     wanted: &Wanted,
     interrupts: &Interrupts,
-    asker: &End,
-    address: &Address,
+    ends: &Ends,
     sequence: u32,
 ) -> Outcome<Answer> {
     let tid = Tid::new(sequence);
-    let mad = VendorMad::new(wanted.service.class, wanted.service.oui, Method::GET, tid)
+    let service = &wanted.way.service;
+    let mad = VendorMad::new(service.class, service.oui, Method::GET, tid)
         .payload(format!("umadctl ping {} {sequence}", std::process::id()).as_bytes());
-    let request = Packet::new(asker.agent, address, mad.into_bytes()).timeout(wanted.timeout);
+    let asker = &ends.from;
+    let request = Packet::new(asker.agent, &ends.address, mad.into_bytes()).timeout(wanted.timeout);
     asker.send(&request)?;
     // The kernel says when it gives up, which it may do late.
-    let end = Instant::now() + wanted.timeout * 2 + Duration::from_secs(5);
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let packet = match asker.recv_unless(interrupts, left)? {
-            Received::Packet(packet) => packet,
-            Received::Nothing => return Ok(Answer::Lost),
-            Received::Interrupted => return Ok(Answer::Interrupted),
-        };
-        // One that was given up by then.
-        if packet.tid().is_ok_and(|got| got.low() != tid.low()) {
-            continue;
-        }
-        if packet.header.status != 0 {
-            return Ok(Answer::Lost);
-        }
-        let data = |packet: &Packet| packet.mad.get(VendorMad::DATA..).map(<[u8]>::to_vec);
-        let status = packet.mad_header().map_or(0, |header| header.status.get());
-        if status != 0 {
-            return Ok(Answer::Wrong(format!("answered with status {status:#06x}")));
-        }
-        if data(&packet) != data(&request) {
-            return Ok(Answer::Wrong("answered with other bytes".to_owned()));
-        }
-        return Ok(Answer::Right);
+    let patience = wanted.timeout * 2 + Duration::from_secs(5);
+    let packet = match asker.recv_tid(interrupts, tid, patience)? {
+        Received::Packet(packet) => packet,
+        Received::Nothing => return Ok(Answer::Lost),
+        Received::Interrupted => return Ok(Answer::Interrupted),
+    };
+    if packet.header.status != 0 {
+        return Ok(Answer::Lost);
     }
+    let data = |packet: &Packet| packet.mad.get(VendorMad::DATA..).map(<[u8]>::to_vec);
+    let status = packet.mad_header().map_or(0, |header| header.status.get());
+    if status != 0 {
+        return Ok(Answer::Wrong(format!("answered with status {status:#06x}")));
+    }
+    if data(&packet) != data(&request) {
+        return Ok(Answer::Wrong("answered with other bytes".to_owned()));
+    }
+    Ok(Answer::Right)
 }
 
 /// Answers requests with their own bytes.

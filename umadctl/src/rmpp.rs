@@ -6,9 +6,9 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use umad::{Address, Method, Packet, Registration, Tid, VendorMad};
+use umad::{Method, Packet, Tid, VendorMad};
 
-use crate::ends::{address, End, Received, Routing, Service};
+use crate::ends::{Ends, Received, Way};
 use crate::failure::{Failure, Outcome};
 use crate::output::{human, print, print_json, Format, Times};
 use crate::ports;
@@ -20,22 +20,14 @@ const SEGMENT: usize = umad::abi::MAD_LEN - VendorMad::DATA;
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// The port that sends.
-    pub from: String,
-    /// The port that receives.
-    pub to: String,
+    /// From port to port.
+    pub way: Way,
     /// So many messages; 0: until Ctrl-C.
     pub count: u32,
     /// Bytes of a message.
     pub size: usize,
     /// How long a message may take.
     pub timeout: Duration,
-    /// For whom the agents are.
-    pub service: Service,
-    /// The way.
-    pub routing: Routing,
-    /// Only the sums.
-    pub quiet: bool,
 }
 
 /// What `--json` prints.
@@ -57,25 +49,19 @@ struct Sums {
 /// Does it.
 pub fn run(wanted: &Wanted, format: Format) -> Outcome {
     let interrupts = Interrupts::new()?;
-    let (from, to) = (ports::find(&wanted.from)?, ports::find(&wanted.to)?);
-    let (address, way) = address(&from, &to, &wanted.routing)?;
-    let service = Registration::class(wanted.service.class, 1)
-        .oui(wanted.service.oui)
-        .rmpp(1);
-    let receiver = End::open(&to, &service.methods(&[Method::SEND]))?;
-    let sender = End::open(&from, &service)?;
+    let ends = wanted.way.open(Method::SEND, 1)?;
     let mut sums = Sums {
-        from: ports::node(&from),
-        to: ports::node(&to),
-        address: way,
+        from: ports::node(&ends.from.which),
+        to: ports::node(&ends.to.which),
+        address: ends.words.clone(),
         message_bytes: wanted.size,
         ..Sums::default()
     };
     if format == Format::Text {
         print(format_args!(
             "From {} to {}, {}: messages of {} bytes, {} segments each\n",
-            sender.name(),
-            receiver.name(),
+            ends.from.name(),
+            ends.to.name(),
             sums.address,
             wanted.size,
             wanted.size.div_ceil(SEGMENT).max(1)
@@ -87,8 +73,8 @@ pub fn run(wanted: &Wanted, format: Format) -> Outcome {
         let data = pattern(sequence, wanted.size);
         let tid = Tid::new(sequence);
         let begin = Instant::now();
-        send(wanted, &sender, &address, tid, &data)?;
-        let got = receive(wanted, &interrupts, &receiver, tid)?;
+        send(wanted, &ends, tid, &data)?;
+        let got = ends.to.recv_tid(&interrupts, tid, wanted.timeout)?;
         let took = begin.elapsed();
         let said = match got {
             Received::Interrupted => break,
@@ -113,7 +99,7 @@ pub fn run(wanted: &Wanted, format: Format) -> Outcome {
             }
         };
         sums.sent = sequence;
-        if format == Format::Text && !wanted.quiet {
+        if format == Format::Text && !wanted.way.quiet {
             print(format_args!("{:>5}: {said}\n", sums.sent))?;
         }
         if interrupts.wait(Duration::ZERO)? {
@@ -152,28 +138,12 @@ fn finish(mut sums: Sums, times: &[Duration], format: Format) -> Outcome {
     Ok(())
 }
 
-fn send(wanted: &Wanted, sender: &End, address: &Address, tid: Tid, data: &[u8]) -> Outcome {
-    let mad = VendorMad::new(wanted.service.class, wanted.service.oui, Method::SEND, tid)
+fn send(wanted: &Wanted, ends: &Ends, tid: Tid, data: &[u8]) -> Outcome {
+    let (service, sender) = (&wanted.way.service, &ends.from);
+    let mad = VendorMad::new(service.class, service.oui, Method::SEND, tid)
         .rmpp()
         .payload(data);
-    sender.send(&Packet::new(sender.agent, address, mad.into_bytes()))
-}
-
-fn receive(
-    wanted: &Wanted,
-    interrupts: &Interrupts,
-    receiver: &End,
-    tid: Tid,
-) -> Outcome<Received> {
-    let end = Instant::now() + wanted.timeout;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        match receiver.recv_unless(interrupts, left)? {
-            // One that was given up by then.
-            Received::Packet(packet) if packet.tid().is_ok_and(|got| got.low() != tid.low()) => (),
-            received => return Ok(received),
-        }
-    }
+    sender.send(&Packet::new(sender.agent, &ends.address, mad.into_bytes()))
 }
 
 /// What a message says.
