@@ -15,7 +15,7 @@ use umad::sysfs::{self, UmadPort};
 use umad::{Layout, Port};
 
 use crate::failure::{Failure, Outcome};
-use crate::holders::{self, Kind as FileKind, Seen};
+use crate::holders::{self, Seen};
 use crate::loaded::{self, entries, Kind, Loaded};
 use crate::output::{print, print_json, shown, Format};
 use crate::ports::{self, text};
@@ -84,13 +84,12 @@ impl Findings {
 
 /// Looks at everything, and says what it finds.
 pub fn run(format: Format) -> Outcome {
-    let module = Loaded::look();
+    let module = Loaded::look_closely();
     let mut findings = Findings::default();
     look_at_module(&module, &mut findings);
-    let ports = if module.kind == Kind::NotLoaded {
-        Vec::new()
-    } else {
-        sysfs::ports().unwrap_or_default()
+    let (ports, seen) = match module.kind {
+        Kind::NotLoaded => Default::default(),
+        _ => (sysfs::ports().unwrap_or_default(), holders::look()?),
     };
     look_at_devices(&module, &ports, &mut findings);
     for port in &ports {
@@ -98,11 +97,6 @@ pub fn run(format: Format) -> Outcome {
         look_at_issm(port, &mut findings);
     }
     look_for_stale_nodes(&ports, &mut findings);
-    let seen = if module.kind == Kind::NotLoaded {
-        Seen::default()
-    } else {
-        holders::look()?
-    };
     if module.kind != Kind::NotLoaded {
         look_at_holders(&module, &seen, &mut findings);
     }
@@ -251,10 +245,9 @@ fn look_at_node(port: &UmadPort, findings: &mut Findings) {
 
 /// The node of a port that can have a subnet manager. It is not opened: that would say that there is one.
 fn look_at_issm(port: &UmadPort, findings: &mut Findings) {
-    let name = format!("issm{}", port.number);
-    if !Path::new(sysfs::CLASS).join(&name).exists() {
+    let Some(name) = ports::issm(port) else {
         return;
-    }
+    };
     let path = Path::new(NODES).join(&name);
     if !check_number(&path, &name, findings) {
         return;
@@ -374,10 +367,7 @@ pub fn why_open_fails(path: &Path, errno: Errno) -> String {
 /// What keeps the module from being unloaded.
 fn look_at_holders(module: &Loaded, seen: &Seen, findings: &mut Findings) {
     for holder in &seen.holders {
-        let what = match holder.kind {
-            FileKind::Umad => "umad",
-            FileKind::Issm => "issm",
-        };
+        let what = holder.kind.name();
         let gone = match &holder.info {
             Some(Ok(info)) if !info.alive => ", whose device is gone",
             _ => "",

@@ -8,7 +8,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
@@ -16,6 +16,7 @@ use umad::FileInfo;
 
 use crate::failure::{Context, Outcome};
 use crate::output::lossy;
+use crate::ports;
 
 /// What kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,16 @@ pub enum Kind {
     Umad,
     /// issm: the mark of a subnet manager.
     Issm,
+}
+
+impl Kind {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Umad => "umad",
+            Self::Issm => "issm",
+        }
+    }
 }
 
 /// A descriptor of a process.
@@ -58,16 +69,8 @@ pub struct Seen {
 pub fn look() -> Outcome<Seen> {
     let majors = majors(&fs::read_to_string("/proc/devices").unwrap_or_default());
     let mut seen = Seen::default();
-    for entry in fs::read_dir("/proc").what("/proc")? {
-        let Ok(entry) = entry else { continue };
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        match look_into(pid, &entry.path(), &majors, &mut seen.holders) {
+    for (pid, folder) in numbered(Path::new("/proc")).what("/proc")? {
+        match look_into(pid, &folder, &majors, &mut seen.holders) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => seen.hidden += 1,
             // It has just ended.
             _ => (),
@@ -77,17 +80,18 @@ pub fn look() -> Outcome<Seen> {
     Ok(seen)
 }
 
+/// What in a folder is named by a number.
+fn numbered(folder: &Path) -> io::Result<impl Iterator<Item = (u32, PathBuf)>> {
+    let entries = fs::read_dir(folder)?.flatten();
+    Ok(entries.filter_map(|entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        Some((number, entry.path()))
+    }))
+}
+
 fn look_into(pid: u32, folder: &Path, majors: &[u64], found: &mut Vec<Holder>) -> io::Result<()> {
-    for entry in fs::read_dir(folder.join("fd"))? {
-        let Ok(entry) = entry else { continue };
-        let Some(fd) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        let Ok(link) = fs::read_link(entry.path()) else {
+    for (fd, descriptor) in numbered(&folder.join("fd"))? {
+        let Ok(link) = fs::read_link(&descriptor) else {
             continue;
         };
         // Sockets, pipes and their like have no path.
@@ -104,15 +108,14 @@ fn look_into(pid: u32, folder: &Path, majors: &[u64], found: &mut Vec<Holder>) -
         let (kind, info) = match FileInfo::parse(&text) {
             Ok(Some(info)) => (Kind::Umad, Some(Ok(info))),
             Err(e) => (Kind::Umad, Some(Err(e.to_string()))),
-            Ok(None) => match kind_by_number(&entry.path(), &link, majors) {
+            Ok(None) => match kind_by_number(&descriptor, &link, majors) {
                 Some(kind) => (kind, None),
                 None => continue,
             },
         };
-        let process = fs::read(folder.join("comm")).unwrap_or_default();
         found.push(Holder {
             pid,
-            process: lossy(process.strip_suffix(b"\n").unwrap_or(&process)),
+            process: ports::process(pid).unwrap_or_default(),
             uid: fs::metadata(folder).map_or(u32::MAX, |meta| meta.uid()),
             fd,
             path: link.to_string_lossy().into_owned(),

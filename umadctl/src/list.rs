@@ -67,8 +67,7 @@ struct List {
 fn entry(port: &UmadPort, rdma: &mut Option<Rdma>) -> Entry {
     let class = Path::new(sysfs::CLASS);
     let node = ports::node(port);
-    let issm = format!("issm{}", port.number);
-    let smi = class.join(&issm).exists();
+    let issm = ports::issm(port);
     let attribute = |name: &str| ports::attribute(port, name);
     let gid = sysfs::gid(&port.ibdev, port.port, 0).ok();
     let mut netlink = |kind: &str| {
@@ -87,9 +86,9 @@ fn entry(port: &UmadPort, rdma: &mut Option<Rdma>) -> Entry {
         lid: ports::lid(port),
         sm_lid: attribute("sm_lid").and_then(|text| ports::number(&text)),
         gid: gid.filter(|gid| !gid.is_zero()).map(|gid| gid.to_string()),
-        smi,
+        smi: issm.is_some(),
         gsi: has_gsi(port),
-        issm: smi.then_some(issm),
+        issm,
         device_number: ports::text(&class.join(&node).join("dev")),
         netlink: Netlink {
             umad: netlink("umad"),

@@ -47,7 +47,8 @@ pub struct Loaded {
     pub users: Option<u32>,
     /// Modules that use it.
     pub used_by: Vec<String>,
-    /// The file that modprobe would load, below the folder of the kernel's modules.
+    /// The file that modprobe would load, below the folder of the kernel's modules; only
+    /// [`Loaded::look_closely`] asks for it.
     pub would_load: Option<String>,
 }
 
@@ -80,7 +81,15 @@ impl Loaded {
             evidence,
             users: text(&folder.join("refcnt")).and_then(|users| users.parse().ok()),
             used_by: entries(&folder.join("holders")),
+            would_load: None,
+        }
+    }
+
+    /// Looks at what modprobe would load, too.
+    pub fn look_closely() -> Self {
+        Self {
             would_load: would_load(),
+            ..Self::look()
         }
     }
 

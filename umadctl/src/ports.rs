@@ -66,6 +66,17 @@ pub fn node(port: &UmadPort) -> String {
     format!("umad{}", port.number)
 }
 
+/// The name of the node of a port that can have a subnet manager.
+pub fn issm(port: &UmadPort) -> Option<String> {
+    let name = format!("issm{}", port.number);
+    Path::new(sysfs::CLASS).join(&name).exists().then_some(name)
+}
+
+/// The name of a process, which it chooses itself; `None` if it has ended.
+pub fn process(pid: u32) -> Option<String> {
+    text(&Path::new("/proc").join(pid.to_string()).join("comm"))
+}
+
 /// What a port is called in a sentence: `umad0 (mlx5_0 port 1)`.
 pub fn name(port: &UmadPort) -> String {
     format!("{} ({} port {})", node(port), shown(&port.ibdev), port.port)

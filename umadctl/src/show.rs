@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use umad::fdinfo::{AgentInfo, Rmpp};
-use umad::{FileInfo, Layout};
+use umad::FileInfo;
 
 use crate::failure::{Failure, Outcome};
 use crate::holders::{self, Holder, Kind, Seen};
@@ -135,10 +135,7 @@ impl File {
             uid: holder.uid,
             fd: holder.fd,
             path: holder.path.clone(),
-            kind: match holder.kind {
-                Kind::Umad => "umad",
-                Kind::Issm => "issm",
-            },
+            kind: holder.kind.name(),
             info: match &holder.info {
                 Some(Ok(info)) => Some(Info::new(info)),
                 _ => None,
@@ -273,11 +270,7 @@ fn text(seen: &Seen) -> String {
                     shown(&info.device).replace("\\\\x", "\\x"),
                     info.port.to_string(),
                     if info.alive { "alive" } else { "gone" }.to_owned(),
-                    match info.layout {
-                        Layout::Old => "56",
-                        Layout::New => "64",
-                    }
-                    .to_owned(),
+                    info.layout.header_len().to_string(),
                     info.agents.len().to_string(),
                     info.unread.count.to_string(),
                     info.outstanding.count.to_string(),

@@ -2,7 +2,6 @@
 
 //! `umadctl sniff`: the MADs that programs write and read, as `ib_umad`'s tracepoints tell them.
 
-use std::fs;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -13,7 +12,7 @@ use umad::{Gid, Tid};
 
 use crate::failure::{Context, Failure, Outcome};
 use crate::names;
-use crate::output::{lossy, note, print, print_json, shown, Format};
+use crate::output::{note, print, print_json, shown, Format};
 use crate::ports;
 use crate::signals::Interrupts;
 use crate::trace::{Instance, Layout, Record};
@@ -215,9 +214,7 @@ pub fn run(wanted: &Wanted, format: Format) -> Outcome {
             if wanted.class.is_some_and(|class| class != mad.class) {
                 continue;
             }
-            mad.process = fs::read(format!("/proc/{}/comm", mad.pid))
-                .ok()
-                .map(|name| lossy(name.strip_suffix(b"\n").unwrap_or(&name)));
+            mad.process = ports::process(mad.pid);
             let since = seconds(i128::from(time) - start);
             mad.time = seconds(i128::from(time) + offset);
             match format {
