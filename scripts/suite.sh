@@ -71,3 +71,6 @@ part_stale() {
 	local areas=stale GUEST_PARAMETERS="$GUEST_PARAMETERS init_on_alloc=0 slab_debug=P,kmalloc-*"
 	part_guest "$1" stale
 }
+
+# rst: escapes what reStructuredText would take for markup
+rst() { sed -E 's/[\\*`|_]/\\&/g'; }
