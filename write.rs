@@ -73,9 +73,9 @@ const MAX_SINGLE_MAD: usize = 2048;
 ///
 /// In this order: `EINVAL` if it is shorter than packet header and RMPP header; `EFAULT` if the packet
 /// header cannot be read; `EINVAL` for an agent id that cannot be; `EFAULT` if the RMPP header cannot be
-/// read; `EINVAL` for a header that the ABI's version does not allow; `EIO` if there is no such agent (any more); `EMSGSIZE` for a message over the bound, and
-/// `ENOBUFS` if the file's sends would be over theirs, see [`bounds`];
-/// `EINVAL` if the MAD is shorter than its class's headers; what [`UmadFile::address_handle`] says; `EINVAL`
+/// read; `EINVAL` for a header that the ABI's version does not allow; `EIO` if there is no such agent (any
+/// more); `EMSGSIZE` for a message over the bound, and `ENOBUFS` if the file's sends would be over theirs, see
+/// [`bounds`]; `EINVAL` if the MAD is shorter than its class's headers; what [`UmadFile::address_handle`] says; `EINVAL`
 /// if it is too long for one MAD and not sent by RMPP; `ENOMEM`; `EFAULT` if the rest cannot be read;
 /// `EINVAL` for a duplicate, see [`crate::outstanding`]; what posting says (`EINVAL` for a class without
 /// RMPP from an agent with RMPP, among others).
